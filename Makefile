@@ -1,0 +1,34 @@
+# Each target works alone on a fresh machine: it finds a Python >= 3.12, makes .venv, installs, and runs.
+VENV := .venv
+PY := $(VENV)/bin/python
+.PHONY: demo test test-slow lint benchmark golden clean
+
+demo: $(VENV)/ready  ## train a small MoE on this machine, in two processes with expert parallelism 2
+	$(PY) -m launcher +exp=moe_tiny_cpu
+
+test: $(VENV)/ready  ## every test that takes less than a minute
+	$(PY) -m pytest -m "not slow"
+
+test-slow: $(VENV)/ready  ## the long ones
+	$(PY) -m pytest -m slow
+
+lint: $(VENV)/ready  ## style and types
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+benchmark: $(VENV)/ready  ## how fast the command line is
+	$(PY) -m benchmarks.command_line
+
+golden: $(VENV)/ready  ## write the golden files anew; look at the difference before you commit it
+	$(PY) -m pytest tests/render --update-golden
+
+$(VENV)/ready: pyproject.toml
+	PYTHON="$(PYTHON)" tools/find_python.sh > /dev/null
+	"$$(PYTHON='$(PYTHON)' tools/find_python.sh)" -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade pip
+	$(PY) -m pip install --quiet -e '.[local,dev]'
+	touch $@
+
+clean:  ## what the targets above made; runs stay
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

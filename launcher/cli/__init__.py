@@ -1,0 +1,1 @@
+"""The command line: one short function a verb, found by name and imported when it is asked for."""

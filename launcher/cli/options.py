@@ -1,0 +1,53 @@
+"""Options of the verbs, readable between overrides, with mistakes told like every other."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import NoReturn
+
+from launcher.issue import Issue, Refused, Severity
+
+
+class VerbParser(argparse.ArgumentParser):
+    """argparse, but a mistake is an Issue, and the words of two examples end its help."""
+
+    def __init__(self, verb: str, what: str, examples: Sequence[str]) -> None:
+        shown = "\n".join(f"  python -m launcher {line}" for line in examples)
+        super().__init__(
+            prog=f"python -m launcher {verb}",
+            description=what,
+            epilog=f"examples:\n{shown}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """argparse's complaint as an Issue (exit code 1)."""
+        raise Refused(Issue("OPTION_UNKNOWN", Severity.ERROR, "", message, f"`{self.prog} --help` lists the options"))
+
+
+def composing_parser(verb: str, what: str, examples: Sequence[str]) -> VerbParser:
+    """For verbs that take an experiment: overrides anywhere between the options."""
+    parser = VerbParser(verb, what, examples)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="+exp=NAME and what differs from it")
+    parser.add_argument(
+        "--config-dir",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a folder of your own groups, laid out as the launcher's conf/; it wins (also $LAUNCHER_CONF)",
+    )
+    return parser
+
+
+def running_parser(verb: str, what: str, examples: Sequence[str]) -> VerbParser:
+    """For verbs that look at runs."""
+    parser = VerbParser(verb, what, examples)
+    add_runs(parser)
+    return parser
+
+
+def add_runs(parser: VerbParser) -> None:
+    """The folder of runs."""
+    parser.add_argument("--runs", metavar="DIR", help="the folder of runs (else $LAUNCHER_RUNS, else ./runs)")

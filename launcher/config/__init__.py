@@ -1,0 +1,1 @@
+"""What was asked: a typed experiment, composed by Hydra."""

@@ -1,0 +1,204 @@
+"""One attempt on one node, from the command line to the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import checkpoints, coordinator, environment
+from .codes import Code, WorkerError, outcome_of, refused
+from .launch import Launch, read_adjustments, read_launch
+from .layout import AttemptFolder, BundleFolder, RunFolder, checkpoints_folder
+from .output import Console, Journal, standard_output
+from .place import Asked as AskedPlace
+from .place import Place, find_place
+from .record import write_result, write_started
+from .signals import SignalBox
+from .stopping import Stopping
+from .trainers import Trainers
+from .verdict import Asked, RankEnd, Verdict, judge
+
+_FLUSH_SECONDS = 5.0  # that a slow reader of our output gets at the end
+
+
+@dataclass(frozen=True)
+class Options:
+    """The worker's command line."""
+
+    bundle: BundleFolder
+    run: RunFolder
+    attempt: AttemptFolder
+    python: str
+    place: AskedPlace
+    quiet: bool
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise refused(f"{message}; wanted: {' '.join(self.format_usage().split()[1:])}")
+
+
+def read_options(argv: Sequence[str]) -> Options:
+    """The options; refuses (78) wrong ones with the usage."""
+    parser = _Parser(prog="worker.py", description="Runs one attempt of a bundle's trainer on this node.")
+    parser.add_argument("--bundle", required=True, metavar="DIR", help="the rendered bundle")
+    parser.add_argument("--run", required=True, metavar="DIR", help="the run's folder; its name is the run's name")
+    parser.add_argument("--attempt", required=True, type=int, metavar="N", help="1 for the first start, then 2, ...")
+    parser.add_argument("--python", default=sys.executable, metavar="PY", help="the trainer's Python (default: this)")
+    parser.add_argument("--nodes", type=int, metavar="N", help="how many nodes (default: from SLURM, Kubernetes, or 1)")
+    parser.add_argument("--node-rank", type=int, metavar="I", help="which of them this is, from 0")
+    parser.add_argument("--coordinator", metavar="HOST", help="node 0's name, as every node resolves it")
+    parser.add_argument("--port", type=int, metavar="P", help="the coordinator's port (default: a new one)")
+    parser.add_argument("--quiet", action="store_true", help="the trainers' output to the rank logs only")
+    given = parser.parse_args(argv)
+    if given.attempt < 1:
+        raise refused(f"--attempt {given.attempt}: wanted 1 or more")
+    run = RunFolder(Path(given.run).absolute())
+    return Options(
+        bundle=BundleFolder(Path(given.bundle).absolute()),
+        run=run,
+        attempt=run.attempt(given.attempt),
+        python=given.python,
+        place=AskedPlace(given.nodes, given.node_rank, given.coordinator, given.port),
+        quiet=given.quiet,
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one attempt; returns the exit code (codes.py)."""
+    started = time.time()
+    box = SignalBox()
+    box.install()
+    try:
+        options = read_options(argv)
+        _make(options.attempt.path)
+    except WorkerError as error:
+        print(f"worker: {error}", file=sys.stderr)
+        return int(error.code)
+    console = standard_output(options.quiet)
+    attempt = _Attempt(options, console, box, started)
+    try:
+        verdict = attempt.run()
+    except WorkerError as error:
+        print(f"worker: {error}", file=sys.stderr)
+        verdict = Verdict(error.code, outcome_of(error.code), str(error), None, None, attempt.newest_checkpoint())
+    attempt.finish(verdict)
+    console.flush(_FLUSH_SECONDS)
+    return int(verdict.code)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise refused(f"cannot make {folder}: {error.strerror}; name a run folder that you may write to") from error
+
+
+class _Attempt:
+    """What one attempt knows so far, so that its end can be recorded whenever it comes."""
+
+    def __init__(self, options: Options, console: Console, box: SignalBox, started: float) -> None:
+        self._options = options
+        self._console = console
+        self._box = box
+        self._started = started
+        self._node = options.place.node or 0
+        self._launch: Launch | None = None
+        self._checkpoints: Path | None = None
+        self._ends: Sequence[RankEnd] = ()
+        self._journal = Journal(options.attempt.worker_log(self._node), console)
+
+    def run(self) -> Verdict:
+        """Starts the trainers and waits for their end. Raises WorkerError when it does not come to that."""
+        options = self._options
+        launch = self._launch = read_launch(options.bundle.launch)
+        place = find_place(options.place, os.environ, launch.nodes, options.attempt.number, options.run.name)
+        self._node = place.node
+        self._journal = Journal(options.attempt.worker_log(place.node), self._console)
+        keys = environment.maxtext_keys(options.run, launch, read_adjustments(options.run.adjust))
+        output = str(keys["base_output_directory"])
+        self._checkpoints = None if "://" in output else checkpoints_folder(Path(output), str(keys["run_name"]))
+        argv = environment.command(options.python, launch, options.bundle.maxtext, keys)
+        stopping = Stopping(launch.stop_grace_seconds, launch.checkpointing)
+        write_started(options.attempt, place, argv, self._started)
+        trainers = Trainers(options.attempt, self._console, self._journal, self._box, stopping)
+        self._ends = trainers.ends
+        if place.nodes > 1 and place.node > 0:
+            coordinator.wait_for_name(place.coordinator, launch.coordinator_timeout_seconds, lambda: self._box.pending)
+        bundle = environment.read_env(options.bundle.env)
+        jit_cache = _fresh_jit_cache(launch, options.attempt, bundle)
+        try:
+            self._start(trainers, launch, place, argv, bundle, jit_cache)
+            trainers.run()
+        finally:
+            if jit_cache is not None:
+                shutil.rmtree(jit_cache, ignore_errors=True)
+        if not trainers.ends:  # a signal came before the first start
+            for number in self._box.take():
+                stopping.on_signal(number, time.monotonic())
+        asked = Asked(launch.steps, launch.checkpointing, self._committed(), stopping.signal, trainers.why_killed)
+        return judge(trainers.ends, asked)
+
+    def _start(
+        self,
+        trainers: Trainers,
+        launch: Launch,
+        place: Place,
+        argv: Sequence[str],
+        bundle: Mapping[str, str],
+        jit_cache: Path | None,
+    ) -> None:
+        flags = environment.read_xla_flags(self._options.bundle.xla_flags)
+        environments = environment.trainer_environments(
+            os.environ, bundle, flags, launch, place, self._options.attempt, jit_cache
+        )
+        ranks = environment.ranks_here(launch, place)
+        for name in environment.overridden(os.environ, bundle):
+            self._journal.say(f"{name} of this shell or image is not passed on: the bundle decides")
+        self._journal.say(
+            f"node {place.node} of {place.nodes} ({place.source}): ranks {ranks[0]} to {ranks[-1]} "
+            f"of {launch.processes}, coordinator {place.address}"
+        )
+        trainers.start(ranks, argv, environments)
+
+    def newest_checkpoint(self) -> int | None:
+        """The last committed step on disk, or None when there is none or it cannot be seen."""
+        return None if self._checkpoints is None else checkpoints.newest(self._checkpoints)
+
+    def _committed(self) -> list[int] | None:
+        return None if self._checkpoints is None else checkpoints.committed_steps(self._checkpoints)
+
+    def finish(self, verdict: Verdict) -> None:
+        """Writes result.json and the last word."""
+        steps = 0 if self._launch is None else self._launch.steps
+        self._journal.say(f"{verdict.outcome.value} ({int(verdict.code)}): {verdict.reason}")
+        try:
+            write_result(self._options.attempt, self._node, verdict, steps, self._ends, self._started, time.time())
+        except OSError as error:
+            print(f"worker: cannot write {self._options.attempt.result(self._node)}: {error}", file=sys.stderr)
+
+
+def _fresh_jit_cache(launch: Launch, attempt: AttemptFolder, bundle: Mapping[str, str]) -> Path | None:
+    """An empty folder on this node's disk for NCCL EP's run-time compiles, inside the bundle's own or $TMPDIR.
+
+    Never a fixed one: a SIGTERM during a compile leaves a mark there after which no start succeeds.
+    """
+    if launch.platform != "gpu":
+        return None
+    parent = bundle.get(environment.JIT_CACHE) or tempfile.gettempdir()
+    try:
+        os.makedirs(parent, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f"nccl-ep-jit-{attempt.number}-", dir=parent))
+    except OSError as error:
+        raise WorkerError(
+            Code.BAD_NODE,
+            f"cannot make a folder in {parent} on {socket.gethostname()}: {error.strerror}; is its disk full?",
+        ) from error

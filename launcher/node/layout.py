@@ -1,0 +1,127 @@
+"""Where everything lies in a bundle and in a run's folder. Nobody else spells these names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class BundleFolder:
+    """The folder of artefacts that will run."""
+
+    path: Path
+
+    @property
+    def maxtext(self) -> Path:
+        return self.path / "maxtext.yml"
+
+    @property
+    def env(self) -> Path:
+        return self.path / "env"
+
+    @property
+    def xla_flags(self) -> Path:
+        return self.path / "xla_flags"
+
+    @property
+    def launch(self) -> Path:
+        return self.path / "launch.json"
+
+    @property
+    def experiment(self) -> Path:
+        return self.path / "experiment.yaml"
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def worker(self) -> Path:
+        return self.path / "node" / "worker.py"
+
+
+@dataclass(frozen=True)
+class AttemptFolder:
+    """One start of the trainer. `node` is a node's index from 0, `rank` a process's index over all nodes."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        return int(self.path.name)
+
+    @property
+    def metrics(self) -> Path:
+        """MaxText's metrics_file, of rank 0 alone: JSON lines."""
+        return self.path / "metrics.jsonl"
+
+    def started(self, node: int = 0) -> Path:
+        """What the worker of `node` wrote when it began."""
+        return self.path / ("attempt.json" if node == 0 else f"attempt-node{node}.json")
+
+    def result(self, node: int = 0) -> Path:
+        """What the worker of `node` wrote when it ended; node 0's is the attempt's verdict."""
+        return self.path / ("result.json" if node == 0 else f"node{node}.json")
+
+    def rank_log(self, rank: int) -> Path:
+        return self.path / f"rank{rank}.log"
+
+    def worker_log(self, node: int = 0) -> Path:
+        return self.path / f"worker{node}.log"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One submitted bundle and all its attempts; the folder's name is the run's name."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def bundle(self) -> BundleFolder:
+        return BundleFolder(self.path / "bundle")
+
+    @property
+    def run(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def provenance(self) -> Path:
+        return self.path / "provenance.json"
+
+    @property
+    def adjust(self) -> Path:
+        """What the monitor changed for the attempts to come; may be absent."""
+        return self.path / "adjust.json"
+
+    @property
+    def output(self) -> Path:
+        """MaxText's base_output_directory, unless the experiment names another."""
+        return self.path / "output"
+
+    @property
+    def compile_cache(self) -> Path:
+        """JAX's persistent compile cache, shared by the runs of one runs root."""
+        return self.path.parent / ".cache" / "jax"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    def attempt(self, number: int) -> AttemptFolder:
+        return AttemptFolder(self.attempts / str(number))
+
+    def attempt_numbers(self) -> list[int]:
+        """The attempts that have a folder, ascending; empty before the first."""
+        if not self.attempts.is_dir():
+            return []
+        return sorted(int(entry.name) for entry in self.attempts.iterdir() if entry.name.isdigit())
+
+
+def checkpoints_folder(output: Path, run_name: str) -> Path:
+    """Where MaxText 0.2.5 keeps a run's checkpoints: {base_output_directory}/{run_name}/checkpoints/<step>."""
+    return output / run_name / "checkpoints"

@@ -1,0 +1,47 @@
+"""All rules over one experiment: every problem at once, each once, worst first."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from launcher.config.maxtext_schema import Schema
+from launcher.config.schema import Experiment
+from launcher.issue import Issue
+from launcher.plan import (
+    check_env,
+    check_keys,
+    check_moe,
+    check_remat,
+    check_run,
+    check_secrets,
+    check_shards,
+    check_te,
+)
+from launcher.plan.case import Case, Rule
+from launcher.plan.mesh import MeshPlan
+from launcher.plan.model import shape, values
+
+RULES: tuple[Rule, ...] = (
+    *check_run.RULES, *check_keys.RULES, *check_env.RULES, *check_secrets.RULES,
+    *check_moe.RULES, *check_te.RULES, *check_shards.RULES, *check_remat.RULES,
+)  # fmt: skip
+"""A rule takes a case and yields issues; it raises nothing, whatever the values are."""
+
+
+def _safe(issue: Issue, experiment: Experiment) -> Issue:
+    """The issue with every literal secret blotted out of its texts."""
+    field, message, hint = (check_secrets.hide(text, experiment) for text in (issue.field, issue.message, issue.hint))
+    return dataclasses.replace(issue, field=field, message=message, hint=hint)
+
+
+def check(experiment: Experiment, mesh: MeshPlan | None, schema: Schema) -> list[Issue]:
+    """Every issue of an experiment but those of the mesh's layout, worst first.
+
+    Args:
+        mesh: from `lay_out`; None when the mesh is impossible, and the rules about it are silent.
+        schema: the keys of the MaxText version that will run.
+    """
+    found = values(experiment, schema)
+    case = Case(experiment, mesh, found, shape(found), schema)
+    issues = {_safe(issue, experiment) for rule in RULES for issue in rule(case)}
+    return sorted(issues, key=Issue.rank)

@@ -1,0 +1,1 @@
+"""Optional checks with the real thing, each in its own process."""

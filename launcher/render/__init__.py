@@ -1,0 +1,1 @@
+"""What will run: the bundle and every file in it, as pure functions of a plan."""

@@ -1,0 +1,51 @@
+"""A plan as the bundle of everything that will run. Pure: the same plan gives the same bytes on any machine and day."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.issue import Issue, Refused, Severity
+from launcher.plan.plan import Plan
+from launcher.render import env, experiment, launch, local, maxtext, plan_text, xla
+from launcher.render.folder import Bundle, read, seal, verify, write
+
+__all__ = ["Bundle", "read", "render", "seal", "verify", "write"]
+
+NODE = Path(__file__).resolve().parent.parent / "node"
+
+
+@functools.cache
+def _node_sources() -> Mapping[str, bytes]:
+    """The worker, as it will lie in the bundle: `python3 node/worker.py` runs with nothing installed."""
+    return {f"node/{file.name}": file.read_bytes() for file in sorted(NODE.glob("*.py"))}
+
+
+def _texts(plan: Plan, nodes: int, processes_per_node: int, file: Mapping[str, object]) -> dict[str, str]:
+    asked = plan.experiment
+    return {
+        "experiment.yaml": experiment.text(asked),
+        "maxtext.yml": maxtext.text(file),
+        "env": env.text(env.variables(asked)),
+        "xla_flags": xla.text(asked.xla.flags),
+        "launch.json": launch.json_text(launch.launch(plan)),
+        "plan.txt": plan_text.plan_text(plan),
+        "plan.json": launch.json_text(plan_text.plan_json(plan)),
+        "run.sh": local.script(nodes, processes_per_node, asked.trainer.coordinator_timeout_seconds),
+    }
+
+
+def render(plan: Plan) -> Bundle:
+    """Everything that will run.
+
+    Raises Refused when the plan has errors (it carries them), or holds a value that no file can express.
+    """
+    if plan.errors or plan.mesh is None or plan.settings is None:
+        raise Refused(*plan.errors)
+    mesh = plan.mesh
+    try:
+        texts = _texts(plan, mesh.nodes, mesh.processes // mesh.nodes, plan.settings.file)
+    except (ValueError, TypeError) as error:
+        raise Refused(Issue("VALUE_NOT_WRITABLE", Severity.ERROR, "", str(error), "give that value as text")) from error
+    return seal(plan.experiment.name, {name: text.encode() for name, text in texts.items()} | dict(_node_sources()))

@@ -1,0 +1,306 @@
+"""A plan as text (plan.txt, and what `launcher plan` prints) and as JSON (plan.json, `launcher plan --json`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from launcher.config import maxtext_schema
+from launcher.config.schema import Experiment
+from launcher.issue import Issue, Severity
+from launcher.plan.check_secrets import hide
+from launcher.plan.mesh import MeshPlan
+from launcher.plan.plan import Plan
+from launcher.render.env import PGLE
+
+WIDTH = 110
+"""Columns of a line; only a single word can be longer."""
+
+MESH_TITLE = "Mesh (ICI inside one NVLink domain, DCN between domains)"
+
+MODEL_KEYS = {
+    "layers": "base_num_decoder_layers",
+    "dense_layers": "first_num_dense_layers",
+    "width": "base_emb_dim",
+    "heads": "base_num_query_heads",
+    "kv_heads": "base_num_kv_heads",
+    "attention": "attention_type",
+    "mlp": "base_mlp_dim",
+    "experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "shared_experts": "shared_experts",
+    "expert_mlp": "base_moe_mlp_dim",
+    "vocabulary": "vocab_size",
+    "block": "decoder_block",
+}
+"""plan.json's word -> the MaxText key that holds it."""
+
+
+def model_numbers(plan: Plan) -> dict[str, object]:
+    """The model's dimensions as MaxText will see them, overrides included; empty for a model or version it lacks."""
+    experiment = plan.experiment
+    if experiment.trainer.maxtext not in maxtext_schema.versions():
+        return {}
+    schema = maxtext_schema.load(experiment.trainer.maxtext)
+    if experiment.model.name not in schema.models:
+        return {}
+    chosen = plan.settings.keys if plan.settings else {**experiment.model.overrides, **experiment.maxtext}
+    known = {word: key for word, key in MODEL_KEYS.items() if key in schema.keys}
+    return {word: chosen.get(key, schema.value(key, experiment.model.name)) for word, key in known.items()}
+
+
+def _count(number: int, noun: str) -> str:
+    """1 node, 2 nodes, 1,024 nodes."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _figure(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _model_line(plan: Plan) -> str:
+    n = {word: _figure(value) for word, value in model_numbers(plan).items()}
+    name = plan.experiment.model.name
+    if not n:
+        return f"{name}: no model of MaxText {plan.experiment.trainer.maxtext}"
+    dense = f" ({n['dense_layers']} dense)" if n["dense_layers"] != "0" else ""
+    heads = f"{n['heads']} heads" if n["kv_heads"] == n["heads"] else f"{n['heads']} heads ({n['kv_heads']} for keys)"
+    shared = f", {n['shared_experts']} shared" if n["shared_experts"] != "0" else ""
+    experts = f"{n['experts']} experts of {n['expert_mlp']}, {n['experts_per_token']} a token{shared}"
+    if n["experts"] == "1":
+        experts = "no experts"
+    mlp = f", dense MLP {n['mlp']}" if dense or n["experts"] == "1" else ""
+    attention = f"width {n['width']}, {heads} ({n['attention']}){mlp}"
+    return f"{name}: {n['layers']} layers{dense}, {attention}, {experts}, vocabulary {n['vocabulary']}"
+
+
+def _header(plan: Plan) -> list[str]:
+    experiment = plan.experiment
+    said = f": {experiment.description}" if experiment.description else ""
+    return [*_wrap(f"{experiment.name}{said}", ""), "=" * min(WIDTH, len(experiment.name) + len(said))]
+
+
+def _wrap(text: str, first: str, rest: str | None = None) -> list[str]:
+    """Lines of at most WIDTH columns: `first` before the first one, `rest` (as wide, blank) before the others."""
+    indent = " " * len(first) if rest is None else rest
+    lines: list[str] = []
+    for number, part in enumerate(text.splitlines() or [""]):
+        lead = indent if number else first
+        lines += _fold(part, WIDTH, lead, indent) or [lead.rstrip()]
+    return lines
+
+
+def _fold(text: str, width: int, first: str, rest: str) -> list[str]:
+    """textwrap without cutting words: a key or a path must stay one word."""
+    words = textwrap.TextWrapper(width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    words.break_long_words = False
+    return words.wrap(text)
+
+
+def _mesh_table(mesh: MeshPlan) -> list[str]:
+    used = [axis for axis in mesh.ici if mesh.size(axis) > 1]
+    rows = [("axis", "ICI", "DCN", "total")]
+    rows += [(axis, _figure(mesh.ici[axis]), _figure(mesh.dcn[axis]), _figure(mesh.size(axis))) for axis in used]
+    rows.append(("product", _figure(mesh.gpus_per_domain), _figure(mesh.domains), _figure(mesh.gpus)))
+    width = max(len(row[0]) for row in rows)
+    lines = [f"  {row[0]:<{width}}" + "".join(f"{cell:>8}" for cell in row[1:]) for row in rows]
+    rule = "  " + "-" * (len(lines[0]) - 2)
+    others = "  1 each: " + ", ".join(axis for axis in mesh.ici if axis not in used)
+    return [MESH_TITLE, lines[0], rule, *lines[1:-1], rule, lines[-1], others]
+
+
+def _asked_mesh(plan: Plan) -> str:
+    """The words of a mesh that cannot be laid out."""
+    asked, hardware = plan.experiment.mesh, plan.experiment.hardware
+    nodes = _count(plan.experiment.nodes, "node") if plan.experiment.nodes is not None else "nodes as the mesh needs"
+    parts = [f"asked for {nodes} x {hardware.gpus_per_node} GPUs ({hardware.name})"]
+    for name, axes in (("ICI", asked.ici), ("DCN", asked.dcn)):
+        sizes = [f"{axis} {size}" for axis, size in dataclasses.asdict(axes).items() if size != 1]
+        parts.append(f"{name} {' x '.join(sizes) or '1'}")
+    return f"{', '.join(parts)}: impossible, see the issues"
+
+
+def _ranks(mesh: MeshPlan) -> str:
+    """0-63 64-127: the ranks of each domain; of many domains the first two and the last."""
+    spans = [f"{d * mesh.gpus_per_domain}-{(d + 1) * mesh.gpus_per_domain - 1}" for d in range(mesh.domains)]
+    if mesh.gpus == 1:
+        return "rank 0"
+    return "ranks " + (", ".join(spans) if len(spans) <= 4 else f"{spans[0]}, {spans[1]}, ..., {spans[-1]}")
+
+
+def _facts(plan: Plan, mesh: MeshPlan) -> list[tuple[str, str]]:
+    """Name and sentence of everything that is no table."""
+    hardware, batch = plan.experiment.hardware, plan.batch
+    gpu = hardware.platform == "gpu"
+    device, domain = ("GPU", "NVLink domain") if gpu else ("device", "domain")
+    nodes = (
+        f"{_count(mesh.nodes, 'node')} x {_count(mesh.gpus_per_node, device)} ({hardware.name}), one process a {device}"
+    )
+    share = _count(mesh.nodes_per_domain, "node")
+    if mesh.nodes_per_domain != hardware.domain_nodes:
+        share = f"{mesh.nodes_per_domain} of {_count(hardware.domain_nodes, 'node')}"
+    each = (
+        f"{_count(mesh.gpus_per_domain, device)} each: "
+        if mesh.domains > 1
+        else f"{_count(mesh.gpus_per_domain, device)}: "
+    )
+    domains = f"{_count(mesh.domains, domain)} x {share}, {each}{_ranks(mesh)}"
+    facts = [("nodes", nodes), ("domains", domains), ("experts", mesh.expert_statement)]
+    if batch is not None and plan.settings is not None:
+        steps = plan.settings.keys["steps"]
+        total = f"; {_figure(steps)} steps = {batch.tokens * steps:,} tokens" if isinstance(steps, int) else ""
+        tokens = f"{_count(batch.sequences, 'sequence')} = {batch.tokens:,} tokens a step, {batch.tokens_per_device:,} a {device}{total}"
+        facts.append(("batch", tokens))
+    return facts
+
+
+def _translation_rows(plan: Plan) -> list[tuple[str, str]]:
+    """What each own word became; words that only lend MaxText's key their value are one row a group and value."""
+    rows: dict[str, str] = {}
+    for t in plan.settings.translations if plan.settings else ():
+        group, _, name = t.word.rpartition(".")
+        if t.became == f"{name}={t.value}":
+            word = f"{group}.*={_word(t.value)}"
+            rows[word] = f"{rows[word]}, {name}" if word in rows else name
+        else:
+            rows[f"{t.word}={_word(t.value)}"] = t.became
+    return list(rows.items())
+
+
+def _translation_lines(plan: Plan) -> list[str]:
+    rows = _translation_rows(plan)
+    if not rows:
+        return []
+    width = min(46, max(len(word) for word, _ in rows))
+    lines = ["The launcher's word -> what runs"]
+    for word, became in rows:
+        lines += _wrap(became, f"  {word:<{width}}  -> ")
+    return lines
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _sent(plan: Plan) -> list[str]:
+    """What the trainer is given, in numbers."""
+    if plan.settings is None:
+        return []
+    experiment, settings = plan.experiment, plan.settings
+    line = f"{len(settings.arguments)} on the command line"
+    keys = f"{_count(len(settings.file), 'key')} in maxtext.yml, {line} (MaxText {experiment.trainer.maxtext})"
+    flags = len(experiment.xla.flags)
+    variables = _count(len(_variable_names(plan)), "variable")
+    if experiment.env.secrets:
+        names = ", ".join(sorted(experiment.env.secrets))
+        variables += f", and from the environment {_count(len(experiment.env.secrets), 'secret')}: {names}"
+    return [
+        "Given to the trainer",
+        *_fact_lines([("MaxText", keys), ("XLA", _count(flags, "flag")), ("env", variables)]),
+    ]
+
+
+def _variable_names(plan: Plan) -> list[str]:
+    """Names alone, since env.variables refuses what a plan with errors may still hold."""
+    experiment = plan.experiment
+    return sorted({*experiment.fabric.vars, *experiment.env.vars, *([PGLE] if experiment.xla.pgle else [])})
+
+
+def _fact_lines(facts: Sequence[tuple[str, str]]) -> list[str]:
+    width = max(len(name) for name, _ in facts)
+    return [line for name, text in facts for line in _wrap(text, f"  {name:<{width}}  ")]
+
+
+def issue_table(issues: Sequence[Issue]) -> list[str]:
+    """All issues, errors first: severity, field over code, message over hint; at most WIDTH columns."""
+    if not issues:
+        return ["No issues."]
+    ordered = sorted(issues, key=Issue.rank)
+    numbers = {severity: sum(issue.severity is severity for issue in ordered) for severity in Severity}
+    counts = [_count(number, severity.value) for severity, number in numbers.items() if number]
+    width = min(40, max(max(len(i.field), len(i.code)) for i in ordered))
+    lines = [f"Issues: {', '.join(counts)}"]
+    for issue in ordered:
+        left = [issue.field, issue.code]
+        right = _cell(issue.message, width) + (_cell(issue.hint, width, "-> ") if issue.hint else [])
+        for row in range(max(len(left), len(right))):
+            severity = issue.severity.value if row == 0 else ""
+            name = left[row] if row < len(left) else ""
+            told = right[row] if row < len(right) else ""
+            lines.append(f"  {severity:<7}  {name:<{width}}  {told}".rstrip())
+    return lines
+
+
+def _cell(text: str, width: int, first: str = "") -> list[str]:
+    """The right-hand column, wrapped to what the left one leaves."""
+    room = WIDTH - (2 + 7 + 2 + width + 2)
+    return _fold(text, room, first, " " * len(first))
+
+
+def plan_text(plan: Plan) -> str:
+    """What the plan says, for a reader in a terminal: plain ASCII lines, issues last."""
+    blocks: list[list[str]] = [_header(plan)]
+    if plan.mesh is not None:
+        blocks += [_fact_lines([("model", _model_line(plan)), *_facts(plan, plan.mesh)]), _mesh_table(plan.mesh)]
+    else:
+        blocks.append(_fact_lines([("model", _model_line(plan)), ("mesh", _asked_mesh(plan))]))
+    blocks += [_translation_lines(plan), _sent(plan), issue_table(plan.issues)]
+    text = "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    return hide(text, plan.experiment) if plan.errors else text
+
+
+MESH_NUMBERS = (
+    "gpus", "processes", "nodes", "gpus_per_node", "domains", "gpus_per_domain", "expert_parallel", "expert_groups",
+    "experts_in_domain",
+)  # fmt: skip
+"""What plan.json tells of the mesh beside the axes, by MeshPlan's names."""
+
+
+def _mesh_json(mesh: MeshPlan) -> dict[str, object]:
+    return {"ici": dict(mesh.ici), "dcn": dict(mesh.dcn), **{name: getattr(mesh, name) for name in MESH_NUMBERS}}
+
+
+def issues_json(issues: Sequence[Issue]) -> list[dict[str, str]]:
+    """Issues for a script, errors first."""
+    return [{**dataclasses.asdict(i), "severity": i.severity.value} for i in sorted(issues, key=Issue.rank)]
+
+
+def plan_json(plan: Plan) -> dict[str, object]:
+    """What the plan says, for a script. Keys are stable; mesh, batch and the key lists are null when the mesh is impossible.
+
+    A secret that was given as a literal is an error of the plan, and blotted out here.
+    """
+    experiment, mesh, settings = plan.experiment, plan.mesh, plan.settings
+    told: dict[str, object] = {
+        "experiment": experiment.name,
+        "description": experiment.description,
+        "ok": not plan.errors,
+        "target": experiment.target.kind,
+        "hardware": experiment.hardware.name,
+        "model": {"name": experiment.model.name, **model_numbers(plan)},
+        "mesh": _mesh_json(mesh) if mesh else None,
+        "batch": dataclasses.asdict(plan.batch) if plan.batch else None,
+        "maxtext": {
+            "version": experiment.trainer.maxtext,
+            "file": dict(sorted(settings.file.items())) if settings else None,
+            "arguments": dict(sorted(settings.arguments.items())) if settings else None,
+        },
+        "translations": [dataclasses.asdict(t) for t in settings.translations] if settings else [],
+        "xla_flags": dict(sorted(experiment.xla.flags.items())),
+        "env": _variable_names(plan),
+        "secrets": sorted(experiment.env.secrets),
+        "issues": issues_json(plan.issues),
+    }
+    return {key: _hidden(value, experiment) for key, value in told.items()} if plan.errors else told
+
+
+def _hidden(value: object, experiment: Experiment) -> object:
+    """The value with the experiment's literal secrets blotted out of every text in it."""
+    if isinstance(value, str):
+        return hide(value, experiment)
+    if isinstance(value, Mapping):
+        return {hide(str(key), experiment): _hidden(inner, experiment) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hidden(inner, experiment) for inner in value]
+    return value

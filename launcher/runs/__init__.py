@@ -1,0 +1,1 @@
+"""What was submitted and what became of it: the folder of runs, read by any process at any time."""

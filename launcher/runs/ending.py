@@ -1,0 +1,108 @@
+"""How attempts are ended by hand: asked for a checkpoint first, or killed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from launcher.node import checkpoints
+from launcher.runs.attempts import POLL_SECONDS, Judged, State, judge_one, mark_cancelled
+from launcher.runs.figures import duration, tail_steps
+from launcher.runs.store import Run, RunsError
+from launcher.targets import base
+
+Say = Callable[[str], None]
+
+KILL_WAIT_SECONDS = 60.0
+"""For killed processes to be gone: the kernel first frees their memory, hundreds of GB in well under a minute."""
+_PROGRESS_SECONDS = 5.0
+_STOP_MARGIN_SECONDS = 60.0  # beyond the worker's own grace: it kills, reaps and writes its verdict
+
+
+def cancel(run: Run, say: Say, wait_seconds: float | None = None) -> int:
+    """Ask the run to save a checkpoint and end, and wait for it: 0 when it has ended, 2 when it is still at it.
+
+    `wait_seconds`: None = the time that the worker gives MaxText (stop_grace_seconds) and a minute.
+    Raises RunsError: it cannot be reached from here.
+    """
+    judged = judge_one(run)
+    if not judged.is_live:
+        say(_not_running_text(judged))
+        return 0
+    if judged.state is State.UNKNOWN or judged.attempt is None or judged.handle is None:
+        reason = judged.reason or "it is being started right now"
+        raise RunsError(f"{run.name} cannot be asked: {reason}", f"if it is gone for good: cancel {run.name} --now")
+    if judged.state is not State.STOPPING:  # a second signal would have the worker kill
+        mark_cancelled(judged.attempt)
+        base.get(run.target).stop(judged.handle)
+    bound = (
+        wait_seconds if wait_seconds is not None else float(run.launch()["stop_grace_seconds"]) + _STOP_MARGIN_SECONDS
+    )
+    say(
+        f"{run.name}: asked to save a checkpoint and end; waiting at most {duration(bound)} (to kill it instead: cancel {run.name} --now)"
+    )
+    ended = _wait_for_end(run, bound, say)
+    if ended is None:
+        say(f"{run.name}: still ending after {duration(bound)}; it goes on by itself; cancel {run.name} --now kills it")
+        return 2
+    say(_ended_text(ended))
+    return 0
+
+
+def cancel_now(run: Run, say: Say) -> int:
+    """Kill the run: 0 when it is gone, 2 when it would not die. What was trained after the last checkpoint is lost.
+
+    A run whose host cannot be reached is marked as given up, so that it can be resumed here.
+    """
+    judged = judge_one(run)
+    if not judged.is_live:
+        say(_not_running_text(judged))
+        return 0
+    if judged.attempt is None or judged.handle is None:
+        raise RunsError(f"{run.name} is being started right now", "try again in a moment")
+    if judged.state is State.UNKNOWN:
+        mark_cancelled(judged.attempt, given_up=True)
+        say(
+            f"{run.name}: marked as given up, not killed: {judged.reason}. Make sure that it is gone before you resume it"
+        )
+        return 0
+    mark_cancelled(judged.attempt)
+    base.get(run.target).kill(judged.handle)
+    ended = _wait_for_end(run, KILL_WAIT_SECONDS, say)
+    if ended is None:
+        say(
+            f"{run.name}: does not die of SIGKILL within {duration(KILL_WAIT_SECONDS)}: a process hangs in the kernel (driver or disk)"
+        )
+        return 2
+    say(_ended_text(ended))
+    return 0
+
+
+def _wait_for_end(run: Run, seconds: float, say: Say) -> Judged | None:
+    begun = told = time.monotonic()
+    while True:
+        judged = judge_one(run)
+        if not judged.is_live:
+            return judged
+        now = time.monotonic()
+        if now - begun > seconds:
+            return None
+        if now - told >= _PROGRESS_SECONDS:
+            told = now
+            lines, _ = tail_steps(judged.attempt.rank_log(0)) if judged.attempt else ([], True)
+            at = f", last step {lines[-1].step}" if lines else ""
+            say(f"{run.name}: ending for {duration(now - begun)}{at}")
+        time.sleep(POLL_SECONDS)
+
+
+def _not_running_text(judged: Judged) -> str:
+    attempt = f" (attempt {judged.attempt.number})" if judged.attempt else ""
+    return f"{judged.run.name}: is not running: {judged.state}{attempt}"
+
+
+def _ended_text(judged: Judged) -> str:
+    folder = judged.run.checkpoints()
+    step = checkpoints.newest(folder) if folder is not None else None
+    kept = "" if folder is None else "; no checkpoint" if step is None else f"; newest checkpoint: step {step}"
+    on = "" if judged.state is State.FINISHED else f"; go on with: resume {judged.run.name}"
+    return f"{judged.run.name}: {judged.state}: {judged.reason}{kept}{on}"

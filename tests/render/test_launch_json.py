@@ -1,0 +1,44 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.config.groups import options
+from launcher.node.launch import read_launch
+from launcher.render.launch import json_text, launch
+
+
+@pytest.mark.parametrize("name", options("exp"))
+def test_the_worker_reads_what_the_plan_says(name: str, plan_of, tmp_path: Path) -> None:
+    plan = plan_of(f"+exp={name}")
+    file = tmp_path / "launch.json"
+    file.write_text(json_text(launch(plan)))
+    read = read_launch(file)
+    keys = plan.settings.keys
+    assert (read.nodes, read.processes, read.platform) == (
+        plan.mesh.nodes,
+        plan.mesh.gpus,
+        plan.experiment.hardware.platform,
+    )
+    assert read.arguments == plan.settings.arguments
+    assert (read.steps, read.checkpointing, read.checkpoint_period) == (
+        keys["steps"],
+        keys["enable_checkpointing"],
+        keys["checkpoint_period"],
+    )
+    assert read.output_directory == plan.experiment.checkpoint.directory
+
+
+def test_a_model_override_goes_on_the_command_line(plan_of) -> None:
+    told = launch(plan_of("+exp=dsv3_128gpu", "+model.overrides.base_num_decoder_layers=8"))
+    assert told["arguments"] == {"base_num_decoder_layers": 8}
+
+
+def test_steps_set_by_their_maxtext_name_are_the_steps_that_finish_the_run(plan_of) -> None:
+    assert launch(plan_of("+exp=dsv3_128gpu", "+maxtext.steps=7"))["steps"] == 7
+
+
+def test_secrets_are_names_only(plan_of) -> None:
+    told = launch(plan_of("+exp=dsv3_128gpu", "env.secrets=[HF_TOKEN,A_KEY]"))
+    assert told["secrets"] == ["A_KEY", "HF_TOKEN"]
+    assert json.loads(json_text(told)) == told

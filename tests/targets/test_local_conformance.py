@@ -1,0 +1,37 @@
+"""The local target passes the suite for all targets."""
+
+import os
+import signal
+import time
+
+import pytest
+from conformance import Conformance
+
+from launcher.runs.attempts import judge_one, newest
+from launcher.targets import local, processes
+
+
+class LocalHarness:
+    words = ("target=local",)
+
+    def kill_worker(self, run):
+        handle = judge_one(run).handle
+        os.kill(handle["pid"], signal.SIGKILL)
+
+    def preempt(self, run):
+        os.kill(judge_one(run).handle["pid"], signal.SIGTERM)
+
+    def left_over(self, run):
+        """A killed process is there until it is reaped; a moment is given for that."""
+        deadline = time.monotonic() + 5
+        while True:
+            found = [pid for pid, _ in processes.marked(local.MARK, str(newest(run).path))]
+            if not found or time.monotonic() > deadline:
+                return found
+            time.sleep(0.02)
+
+
+class TestLocal(Conformance):
+    @pytest.fixture
+    def harness(self):
+        return LocalHarness()
