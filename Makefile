@@ -21,7 +21,7 @@ benchmark: $(VENV)/ready  ## how fast the command line is
 	$(PY) -m benchmarks.command_line
 
 golden: $(VENV)/ready  ## write the golden files anew; look at the difference before you commit it
-	$(PY) -m pytest tests/render --update-golden
+	LAUNCHER_UPDATE_GOLDEN=1 $(PY) -m pytest tests/render/test_golden.py
 
 $(VENV)/ready: pyproject.toml
 	PYTHON="$(PYTHON)" tools/find_python.sh > /dev/null

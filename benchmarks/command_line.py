@@ -34,7 +34,7 @@ def show(name: str, seconds: list[float], aim: str = "") -> None:
 
 
 def process(*words: str) -> Callable[[], object]:
-    return lambda: subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, check=True)
+    return lambda: subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
 
 
 def cold() -> None:

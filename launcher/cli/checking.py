@@ -33,7 +33,8 @@ def maxtext(plan: Plan, python: str | None, as_json: bool) -> int:
             if sizes
         )
         print(
-            f"MaxText {verdict.version} accepts it: {seen.devices} devices in {seen.domains} domain(s), {axes or 'one device'}, {seen.global_batch} sequences a step"
+            f"MaxText {verdict.version} accepts it: {seen.devices} devices in {seen.domains} domain(s), "
+            f"{axes or 'one device'}, {seen.global_batch} sequences a step"
         )
         for what, names in (("on device", seen.tensors_on_device), ("to the host", seen.tensors_to_offload)):
             if names:

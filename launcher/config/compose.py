@@ -24,7 +24,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from launcher.config import files, groups
+from launcher.config import files, groups, secrets
 from launcher.config.overrides import Choice, is_hydra_word, is_open, read, schema_keys
 from launcher.config.schema import Experiment
 from launcher.issue import Issue, Severity
@@ -56,7 +56,9 @@ def _first_line(error: BaseException) -> str:
 def _value_issue(override: Override, error: BaseException) -> Issue:
     key = override.key_or_group
     kind = schema_keys().get(key)
-    plain = [k for k in typing.get_args(kind) if k is not type(None)] if typing.get_origin(kind) is typing.Union else [kind]
+    plain = (
+        [k for k in typing.get_args(kind) if k is not type(None)] if typing.get_origin(kind) is typing.Union else [kind]
+    )
     wanted = getattr(plain[0], "__name__", str(plain[0]).replace("typing.", "")) if len(plain) == 1 else str(kind)
     return Issue(
         "VALUE_TYPE",
@@ -153,7 +155,8 @@ class Composer:
         # Without a config the values are still held against the bare schema, so that every mistake is told at once.
         judged = config if config is not None else OmegaConf.structured(Experiment)
         applied = [_apply(choice, judged) for choice in choices if not choice.group]
-        return config, issues + [issue for issue in applied if issue]
+        literals = secrets.in_words(words)
+        return config, [secrets.hide_in(issue, literals) for issue in (*issues, *applied) if issue]
 
     def compose(self, words: Sequence[str]) -> Composed:
         """The typed experiment of these override words, or every reason why there is none."""

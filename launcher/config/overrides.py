@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException
 
 from launcher.config import groups, maxtext_schema
 from launcher.config.schema import MAXTEXT_GROUPS, OPEN_DICTS, OWN_WORDS, Experiment
@@ -40,7 +40,7 @@ def schema_keys() -> dict[str, type]:
     def walk(cls: type, prefix: str) -> None:
         for name, kind in typing.get_type_hints(cls).items():
             found[prefix + name] = kind
-            if dataclasses.is_dataclass(kind):
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind):
                 walk(kind, f"{prefix}{name}.")
 
     walk(Experiment, "")
@@ -104,7 +104,7 @@ def _parse(word: str, sweep: bool) -> Override | Issue:
         )
     try:
         override: Override = OverridesParser.create().parse_override(word)
-    except OverrideParseException:
+    except HydraException:
         value = word.partition("=")[2]
         hint = (
             f"quote the value for Hydra and for the shell: \"{field}='{value}'\""

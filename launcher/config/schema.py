@@ -159,7 +159,7 @@ class Data:
 
 @dataclass
 class Checkpoint:
-    """When state is saved (MaxText's keys). `directory` is ours: where checkpoints lie, an absolute path; none = inside the run's folder."""
+    """When state is saved (MaxText's keys). `directory` is ours: where checkpoints lie, an absolute path; none = in the run's folder."""
 
     enable_checkpointing: bool = True
     checkpoint_period: int = 100

@@ -18,6 +18,7 @@ from .codes import Code, WorkerError, outcome_of, refused
 from .launch import Launch, read_adjustments, read_launch
 from .layout import AttemptFolder, BundleFolder, RunFolder, checkpoints_folder
 from .output import Console, Journal, standard_output
+from .peers import Peers, blame
 from .place import Asked as AskedPlace
 from .place import Place, find_place
 from .record import write_result, write_started
@@ -127,16 +128,45 @@ class _Attempt:
         output = str(keys["base_output_directory"])
         self._checkpoints = None if "://" in output else checkpoints_folder(Path(output), str(keys["run_name"]))
         argv = environment.command(options.python, launch, options.bundle.maxtext, keys)
-        stopping = Stopping(launch.stop_grace_seconds, launch.checkpointing)
-        write_started(options.attempt, place, argv, self._started)
-        trainers = Trainers(options.attempt, self._console, self._journal, self._box, stopping)
-        self._ends = trainers.ends
-        if place.nodes > 1 and place.node > 0:
+        self._record_start(place, argv)
+        if place.nodes > 1:
             coordinator.wait_for_name(place.coordinator, launch.coordinator_timeout_seconds, lambda: self._box.pending)
+        return self._train(launch, place, argv)
+
+    def _record_start(self, place: Place, argv: Sequence[str]) -> None:
+        attempt = self._options.attempt
+        try:
+            attempt.result(place.node).unlink(missing_ok=True)  # of an earlier use of this attempt's number
+            write_started(attempt, place, argv, self._started)
+        except OSError as error:
+            where = f"{attempt.path} on {socket.gethostname()}"
+            raise WorkerError(
+                Code.BAD_NODE, f"cannot write in {where}: {error.strerror}; is the disk there?"
+            ) from error
+
+    def _train(self, launch: Launch, place: Place, argv: Sequence[str]) -> Verdict:
+        options = self._options
+        stopping = Stopping(launch.stop_grace_seconds, launch.checkpointing)
+        peers = Peers(options.attempt, place.node, place.nodes, self._started)
+        trainers = Trainers(
+            options.attempt,
+            console=self._console,
+            journal=self._journal,
+            box=self._box,
+            stopping=stopping,
+            peers=peers,
+            on_failure=lambda end: peers.report(judge([end], Asked(launch.steps, launch.checkpointing))),
+        )
+        self._ends = trainers.ends
         bundle = environment.read_env(options.bundle.env)
+        flags = environment.read_xla_flags(options.bundle.xla_flags)
         jit_cache = _fresh_jit_cache(launch, options.attempt, bundle)
         try:
-            self._start(trainers, launch, place, argv, bundle, jit_cache)
+            environments = environment.trainer_environments(
+                os.environ, bundle, flags, launch, place, attempt=options.attempt, jit_cache=jit_cache
+            )
+            self._announce(launch, place, bundle)
+            trainers.start(environment.ranks_here(launch, place), argv, environments)
             trainers.run()
         finally:
             if jit_cache is not None:
@@ -145,21 +175,9 @@ class _Attempt:
             for number in self._box.take():
                 stopping.on_signal(number, time.monotonic())
         asked = Asked(launch.steps, launch.checkpointing, self._committed(), stopping.signal, trainers.why_killed)
-        return judge(trainers.ends, asked)
+        return blame(judge(trainers.ends, asked), peers.first_failure())
 
-    def _start(
-        self,
-        trainers: Trainers,
-        launch: Launch,
-        place: Place,
-        argv: Sequence[str],
-        bundle: Mapping[str, str],
-        jit_cache: Path | None,
-    ) -> None:
-        flags = environment.read_xla_flags(self._options.bundle.xla_flags)
-        environments = environment.trainer_environments(
-            os.environ, bundle, flags, launch, place, self._options.attempt, jit_cache
-        )
+    def _announce(self, launch: Launch, place: Place, bundle: Mapping[str, str]) -> None:
         ranks = environment.ranks_here(launch, place)
         for name in environment.overridden(os.environ, bundle):
             self._journal.say(f"{name} of this shell or image is not passed on: the bundle decides")
@@ -167,7 +185,6 @@ class _Attempt:
             f"node {place.node} of {place.nodes} ({place.source}): ranks {ranks[0]} to {ranks[-1]} "
             f"of {launch.processes}, coordinator {place.address}"
         )
-        trainers.start(ranks, argv, environments)
 
     def newest_checkpoint(self) -> int | None:
         """The last committed step on disk, or None when there is none or it cannot be seen."""
@@ -181,7 +198,15 @@ class _Attempt:
         steps = 0 if self._launch is None else self._launch.steps
         self._journal.say(f"{verdict.outcome.value} ({int(verdict.code)}): {verdict.reason}")
         try:
-            write_result(self._options.attempt, self._node, verdict, steps, self._ends, self._started, time.time())
+            write_result(
+                self._options.attempt,
+                self._node,
+                verdict,
+                steps=steps,
+                ends=self._ends,
+                started=self._started,
+                ended=time.time(),
+            )
         except OSError as error:
             print(f"worker: cannot write {self._options.attempt.result(self._node)}: {error}", file=sys.stderr)
 

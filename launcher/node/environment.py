@@ -89,6 +89,7 @@ def trainer_environments(
     xla_flags: str,
     launch: Launch,
     place: Place,
+    *,
     attempt: AttemptFolder,
     jit_cache: Path | None,
 ) -> list[dict[str, str]]:

@@ -14,30 +14,37 @@ class BundleFolder:
 
     @property
     def maxtext(self) -> Path:
+        """MaxText's own configuration file."""
         return self.path / "maxtext.yml"
 
     @property
     def env(self) -> Path:
+        """The variables of the trainer, as a shell reads them."""
         return self.path / "env"
 
     @property
     def xla_flags(self) -> Path:
+        """One XLA flag a line."""
         return self.path / "xla_flags"
 
     @property
     def launch(self) -> Path:
+        """What the worker needs to know."""
         return self.path / "launch.json"
 
     @property
     def experiment(self) -> Path:
+        """The composed experiment."""
         return self.path / "experiment.yaml"
 
     @property
     def manifest(self) -> Path:
+        """Every file's hash, and the content hash."""
         return self.path / "manifest.json"
 
     @property
     def worker(self) -> Path:
+        """The worker's entry point."""
         return self.path / "node" / "worker.py"
 
 
@@ -49,12 +56,18 @@ class AttemptFolder:
 
     @property
     def number(self) -> int:
+        """The attempt's number, from 1."""
         return int(self.path.name)
 
     @property
     def metrics(self) -> Path:
         """MaxText's metrics_file, of rank 0 alone: JSON lines."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def failure(self) -> Path:
+        """Which node failed first, in an attempt of several nodes; absent while none has."""
+        return self.path / "failure.json"
 
     def started(self, node: int = 0) -> Path:
         """What the worker of `node` wrote when it began."""
@@ -65,9 +78,11 @@ class AttemptFolder:
         return self.path / ("result.json" if node == 0 else f"node{node}.json")
 
     def rank_log(self, rank: int) -> Path:
+        """All that process `rank` printed."""
         return self.path / f"rank{rank}.log"
 
     def worker_log(self, node: int = 0) -> Path:
+        """The worker's own words on `node`."""
         return self.path / f"worker{node}.log"
 
 
@@ -79,18 +94,22 @@ class RunFolder:
 
     @property
     def name(self) -> str:
+        """The run's name."""
         return self.path.name
 
     @property
     def bundle(self) -> BundleFolder:
+        """What was rendered for this run."""
         return BundleFolder(self.path / "bundle")
 
     @property
     def run(self) -> Path:
+        """Who submitted it, where, when."""
         return self.path / "run.json"
 
     @property
     def provenance(self) -> Path:
+        """Versions, commit, host and time of the submit."""
         return self.path / "provenance.json"
 
     @property
@@ -110,9 +129,11 @@ class RunFolder:
 
     @property
     def attempts(self) -> Path:
+        """The folder of all attempts."""
         return self.path / "attempts"
 
     def attempt(self, number: int) -> AttemptFolder:
+        """One attempt's folder, which need not exist yet."""
         return AttemptFolder(self.attempts / str(number))
 
     def attempt_numbers(self) -> list[int]:

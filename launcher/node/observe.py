@@ -62,6 +62,7 @@ class Overflow:
 
     @property
     def text(self) -> str:
+        """The report in one line."""
         return (
             f"MoE receive buffer overflow at step {self.step} (seen at step {self.detected}): "
             f"demand {self.demand} rows, capacity {self.capacity} at ragged_buffer_factor={self.factor:g}"

@@ -37,6 +37,7 @@ class Place:
 
     @property
     def address(self) -> str:
+        """host:port of the coordinator."""
         return f"{self.coordinator}:{self.port}"
 
 

@@ -57,6 +57,7 @@ def write_result(
     attempt: AttemptFolder,
     node: int,
     verdict: Verdict,
+    *,
     steps: int,
     ends: Sequence[RankEnd],
     started: float,

@@ -26,11 +26,12 @@ class SignalBox:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._catch)
 
-    def _catch(self, number: int, frame: FrameType | None) -> None:
+    def _catch(self, number: int, _frame: FrameType | None) -> None:
         self._caught.append(number)
 
     @property
     def pending(self) -> bool:
+        """Whether a stop signal waits to be taken."""
         return bool(self._caught)
 
     def take(self) -> list[int]:

@@ -19,6 +19,8 @@ SAME_REQUEST = 1.0  # seconds in which a second signal is an echo (SLURM signals
 
 
 class Act(Enum):
+    """What a stop signal asks of the trainers."""
+
     NOTHING = "nothing"
     FORWARD = "forward"  # SIGTERM to every trainer
     KILL = "kill"  # SIGKILL to every trainer
@@ -56,6 +58,10 @@ class Stopping:
             self._set(now + FAILURE_GRACE, f"killed {FAILURE_GRACE:g} s after rank {rank} failed")
         else:
             self._set(now + EXIT_GRACE, f"killed {EXIT_GRACE:g} s after rank {rank} ended with return code 0")
+
+    def on_peer_failure(self, node: int, now: float) -> None:
+        """Takes in that a rank of another node failed: the ranks here wait for it in vain."""
+        self._set(now + FAILURE_GRACE, f"killed {FAILURE_GRACE:g} s after node {node} failed")
 
     def is_due(self, now: float) -> bool:
         """Whether the trainers that still live must be killed now."""

@@ -22,12 +22,14 @@ from .codes import refused
 from .layout import AttemptFolder
 from .observe import Observed
 from .output import Console, Journal, LineSplitter
+from .peers import Peers
 from .signals import SignalBox
 from .stopping import Act, Stopping
 from .verdict import RankEnd
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _CHUNK = 1 << 16  # bytes of one read
+_LAST_READS = 64  # after the end: a pipe holds 1 MiB at most (pipe(7)), and a process that escaped may go on writing
 _TICK = 0.2  # seconds between two looks at the processes
 REAP_LIMIT = 30.0  # seconds after SIGKILL; a process in an uninterruptible wait (dead driver or disk) never goes
 
@@ -51,7 +53,15 @@ class Trainers:
     """The processes of one attempt on this node. `ends` fills in the order in which they end."""
 
     def __init__(
-        self, attempt: AttemptFolder, console: Console, journal: Journal, box: SignalBox, stopping: Stopping
+        self,
+        attempt: AttemptFolder,
+        *,
+        console: Console,
+        journal: Journal,
+        box: SignalBox,
+        stopping: Stopping,
+        peers: Peers,
+        on_failure: Callable[[RankEnd], None],
     ) -> None:
         self.ends: list[RankEnd] = []
         self._attempt = attempt
@@ -59,6 +69,8 @@ class Trainers:
         self._journal = journal
         self._box = box
         self._stopping = stopping
+        self._peers = peers
+        self._on_failure = on_failure
         self._alive: dict[int, _Trainer] = {}
         self._selector = selectors.PollSelector()
         self._selector.register(box.wakeup, selectors.EVENT_READ, None)
@@ -74,17 +86,7 @@ class Trainers:
                 return
             log = self._attempt.rank_log(rank).open("ab", buffering=0)
             try:
-                # Its own session: Ctrl-C reaches the worker alone, and SIGKILL reaches the trainer's children too.
-                process = subprocess.Popen(
-                    list(argv),
-                    env=dict(environments[index]),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    bufsize=0,
-                    start_new_session=True,
-                    preexec_fn=prepare,
-                )
+                process = _spawn(argv, environments[index], prepare)
             except OSError as error:
                 log.close()
                 self._kill("another rank could not be started")
@@ -107,6 +109,9 @@ class Trainers:
                 self._on_signal(number)
             self._reap()
             now = time.monotonic()
+            peer = self._peers.look(now)
+            if peer is not None:
+                self._stopping.on_peer_failure(peer.node, now)
             if self._killed_at is None and self._stopping.is_due(now):
                 self._kill(self._stopping.why)
             elif self._killed_at is not None and now - self._killed_at > REAP_LIMIT:
@@ -137,12 +142,17 @@ class Trainers:
         for trainer in ended:
             # What it left behind would keep the GPU; while it is not reaped, its group's number cannot be reused.
             _signal_group(trainer.process.pid)
-            while self._read(trainer):
-                pass
+            for _ in range(_LAST_READS):
+                if not self._read(trainer):
+                    break
             self._finish(trainer, trainer.process.wait())
-        for trainer in ended:
-            if self._alive and not trainer.killed and self._killed_at is None:
-                self._stopping.on_exit(trainer.rank, trainer.process.returncode, time.monotonic())
+        if self._killed_at is not None:
+            return
+        for end in self.ends[len(self.ends) - len(ended) :]:
+            if self._alive:
+                self._stopping.on_exit(end.rank, end.returncode or 0, time.monotonic())
+            if end.returncode != 0 and self._stopping.signal is None:
+                self._on_failure(end)
 
     def _finish(self, trainer: _Trainer, returncode: int | None) -> None:
         for line in trainer.splitter.close():
@@ -190,6 +200,22 @@ class Trainers:
             if not self._log_is_full:
                 self._log_is_full = True
                 self._journal.say(f"{self._attempt.rank_log(trainer.rank)}: {error.strerror}; training goes on")
+
+
+def _spawn(
+    argv: Sequence[str], environment: Mapping[str, str], prepare: Callable[[], None] | None
+) -> subprocess.Popen[bytes]:
+    # Its own session: Ctrl-C reaches the worker alone, and SIGKILL reaches the trainer's children too.
+    return subprocess.Popen(
+        list(argv),
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        bufsize=0,
+        start_new_session=True,
+        preexec_fn=prepare,  # noqa: PLW1509  there are no threads
+    )
 
 
 def _has_ended(pid: int) -> bool:

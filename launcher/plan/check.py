@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+from launcher.config import secrets
 from launcher.config.maxtext_schema import Schema
 from launcher.config.schema import Experiment
 from launcher.issue import Issue
@@ -28,12 +27,6 @@ RULES: tuple[Rule, ...] = (
 """A rule takes a case and yields issues; it raises nothing, whatever the values are."""
 
 
-def _safe(issue: Issue, experiment: Experiment) -> Issue:
-    """The issue with every literal secret blotted out of its texts."""
-    field, message, hint = (check_secrets.hide(text, experiment) for text in (issue.field, issue.message, issue.hint))
-    return dataclasses.replace(issue, field=field, message=message, hint=hint)
-
-
 def check(experiment: Experiment, mesh: MeshPlan | None, schema: Schema) -> list[Issue]:
     """Every issue of an experiment but those of the mesh's layout, worst first.
 
@@ -43,5 +36,6 @@ def check(experiment: Experiment, mesh: MeshPlan | None, schema: Schema) -> list
     """
     found = values(experiment, schema)
     case = Case(experiment, mesh, found, shape(found), schema)
-    issues = {_safe(issue, experiment) for rule in RULES for issue in rule(case)}
+    literals = secrets.find(experiment)
+    issues = {secrets.hide_in(issue, literals) for rule in RULES for issue in rule(case)}
     return sorted(issues, key=Issue.rank)

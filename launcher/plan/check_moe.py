@@ -134,6 +134,15 @@ def own_path(case: Case) -> Iterator[Issue]:
         yield error(
             "MOE_RAGGED_ON_CPU", case.field("sparse_matmul"), message, f"type {case.typed('sparse_matmul', False)}"
         )
+    if sparse and case.size("expert") > 1 and case.values.flag("shard_exp_on_fsdp"):
+        seen = f"shard_exp_on_fsdp=true with sparse_matmul=true and expert {case.size('expert')}"
+        message = f"{seen}: the grouped product gets the weights of other experts than it wants"
+        yield error(
+            "MOE_EXPERTS_ON_FSDP",
+            case.field("shard_exp_on_fsdp"),
+            message,
+            f"type {case.typed('shard_exp_on_fsdp', False)}",
+        )
     if case.shape.decoder_block == "gpt_oss" and not sparse and factor != -1:
         message = (
             f"capacity_factor={shown(factor)} with sparse_matmul=false: MaxText's gpt_oss knows -1 (dropless) only"

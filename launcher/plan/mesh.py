@@ -106,21 +106,23 @@ def expert_groups(ici: Mapping[str, int], dcn: Mapping[str, int]) -> Iterator[tu
         yield tuple(sum(start) + member for member in members)
 
 
-def _prove(ici: Mapping[str, int], dcn: Mapping[str, int], gpus_per_node: int) -> tuple[int, bool, str]:
+def _prove(experiment: Experiment, ici: Mapping[str, int], dcn: Mapping[str, int]) -> tuple[int, bool, str]:
     """Number of EP groups, whether each lies in one domain, and the sentence that says so; every group is looked at."""
-    size, domain = ici["expert"] * dcn["expert"], math.prod(ici.values())
+    size, domain, per_node = ici["expert"] * dcn["expert"], math.prod(ici.values()), experiment.hardware.gpus_per_node
     count, crossing, nodes, consecutive = 0, 0, 0, True
     for group in expert_groups(ici, dcn):
         count += 1
         crossing += len({rank // domain for rank in group}) > 1
-        nodes = max(nodes, len({rank // gpus_per_node for rank in group}))
+        nodes = max(nodes, len({rank // per_node for rank in group}))
         consecutive &= group[-1] - group[0] == size - 1
     if size == 1:
         return count, True, "no expert parallelism: every rank holds all experts"
-    ranks = f"{size} {'consecutive ' if consecutive else ''}ranks on {nodes} node{'s' if nodes > 1 else ''}"
+    groups = f"{count} expert group{'s' if count > 1 else ''} of {size} {'consecutive ' if consecutive else ''}ranks"
+    ranks = f"{groups} on {nodes} node{'s' if nodes > 1 else ''}"
     if crossing:
-        return count, False, f"{count} expert groups of {ranks}, {crossing} of them cross NVLink domains"
-    return count, True, f"{count} expert groups of {ranks}, each inside one NVLink domain of {domain} GPUs"
+        return count, False, f"{ranks}, {crossing} of them cross NVLink domains"
+    kind, device = ("domain", "CPU devices") if experiment.hardware.platform == "cpu" else ("NVLink domain", "GPUs")
+    return count, True, f"{ranks}, {'each ' if count > 1 else ''}inside one {kind} of {domain} {device}"
 
 
 def _error(code: str, field: str, message: str, hint: str) -> Issue:
@@ -285,6 +287,6 @@ def lay_out(experiment: Experiment) -> tuple[MeshPlan | None, list[Issue]]:
     misfit = _misfit(experiment, filled_ici, filled_dcn)
     if misfit:
         return None, [misfit]
-    count, inside, statement = _prove(filled_ici, filled_dcn, gpus)
+    count, inside, statement = _prove(experiment, filled_ici, filled_dcn)
     nodes = math.prod(filled_ici.values()) * domains // gpus
     return MeshPlan(filled_ici, filled_dcn, gpus, nodes, domains, count, inside, statement), []

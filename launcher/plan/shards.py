@@ -64,6 +64,7 @@ def _conditions(case: Case) -> set[str]:
     pairs = {
         "mla": shape.mla,
         "gqa": not shape.mla and not found.flag("fused_qkv"),
+        "qk_norm": found.flag("use_qk_norm") or shape.decoder_block in ("qwen3", "qwen3_moe"),
         "q_lora": shape.q_lora > 0,
         "no_q_lora": shape.q_lora <= 0,
         "dense_layers": shape.dense_layers > 0 and not found.flag("fused_mlp"),

@@ -52,7 +52,7 @@ def resolve(request: dict[str, Any]) -> dict[str, Any]:
     pyconfig: Any = importlib.import_module("maxtext.configs.pyconfig")
     max_utils = importlib.import_module("maxtext.utils.max_utils")
     # It would write /dev/termination-log and exit; without it pyconfig.initialize raises the error itself.
-    pyconfig._handle_config_exception = lambda error: None
+    pyconfig._handle_config_exception = lambda _error: None
     config = pyconfig.initialize(["maxtext.trainers.pre_train.train", request["config"], *request["arguments"]])
     devices, domains = config.num_target_devices, request["domains"]
     ici = max_utils.fill_unspecified_mesh_axes(list(config.ici_parallelism), devices // domains, "ICI")

@@ -143,9 +143,7 @@ def _taken(bundle: Bundle, folder: Path) -> Refused:
             first = sorted(path.name for path in folder.iterdir())[:3]
             seen = f"holds what is no bundle ({', '.join(first)}{', ...' if len(first) == 3 else ''})"
     message = f"{folder} {seen}: it is not overwritten with {bundle.name}"
-    return Refused(
-        _error("BUNDLE_FOLDER_TAKEN", "", message, f"name another folder (--out DIR), or type: rm -r {folder}")
-    )
+    return Refused(_error("BUNDLE_FOLDER_TAKEN", "", message, "name another folder: --out DIR"))
 
 
 def write(bundle: Bundle, folder: Path) -> None:

@@ -7,9 +7,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from launcher.config import maxtext_schema
-from launcher.config.schema import Experiment
+from launcher.config.secrets import Found, find, hide
 from launcher.issue import Issue, Severity
-from launcher.plan.check_secrets import hide
 from launcher.plan.mesh import MeshPlan
 from launcher.plan.plan import Plan
 from launcher.render.env import PGLE
@@ -247,7 +246,7 @@ def plan_text(plan: Plan) -> str:
         blocks.append(_fact_lines([("model", _model_line(plan)), ("mesh", _asked_mesh(plan))]))
     blocks += [_translation_lines(plan), _sent(plan), issue_table(plan.issues)]
     text = "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
-    return hide(text, plan.experiment) if plan.errors else text
+    return hide(text, find(plan.experiment)) if plan.errors else text
 
 
 MESH_NUMBERS = (
@@ -292,15 +291,18 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "secrets": sorted(experiment.env.secrets),
         "issues": issues_json(plan.issues),
     }
-    return {key: _hidden(value, experiment) for key, value in told.items()} if plan.errors else told
+    if not plan.errors:
+        return told
+    secrets = find(experiment)
+    return {key: _hidden(value, secrets) for key, value in told.items()}
 
 
-def _hidden(value: object, experiment: Experiment) -> object:
-    """The value with the experiment's literal secrets blotted out of every text in it."""
+def _hidden(value: object, secrets: Sequence[Found]) -> object:
+    """The value with these literal secrets blotted out of every text in it."""
     if isinstance(value, str):
-        return hide(value, experiment)
+        return hide(value, secrets)
     if isinstance(value, Mapping):
-        return {hide(str(key), experiment): _hidden(inner, experiment) for key, inner in value.items()}
+        return {hide(str(key), secrets): _hidden(inner, secrets) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_hidden(inner, experiment) for inner in value]
+        return [_hidden(inner, secrets) for inner in value]
     return value

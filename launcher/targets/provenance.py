@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher import __version__
-from launcher.config.schema import Env, Experiment
-from launcher.plan.check_secrets import hide
+from launcher.config.secrets import hide, in_words
 
 PACKAGES = (
     "hydra-core",
@@ -51,19 +50,11 @@ def versions() -> dict[str, str | None]:
 def redact(words: Sequence[str]) -> list[str]:
     """A command line without its secrets: what the plan's own rule would refuse as a variable of that name, and any token.
 
-    >>> redact(["submit", "+env.vars.HF_TOKEN=abc", "env.secrets=[HF_TOKEN]", "trainer.steps=5"])
+    >>> redact(["submit", "+env.vars.HF_TOKEN=abcdef", "env.secrets=[HF_TOKEN]", "trainer.steps=5"])
     ['submit', '+env.vars.HF_TOKEN=***', 'env.secrets=[HF_TOKEN]', 'trainer.steps=5']
     """
-    told = []
-    for word in words:
-        path, equals, value = word.partition("=")
-        name = path.rpartition(".")[2]
-        if equals and path.lstrip("+~") != "env.secrets":
-            asked = Experiment(env=Env(vars={name: value.strip("'\"")}))
-            told.append(hide(path, Experiment()) + "=" + hide(value, asked))
-        else:
-            told.append(hide(word, Experiment()))
-    return told
+    secrets = in_words(words)
+    return [hide(word, secrets) for word in words]
 
 
 def _git(folder: Path, *words: str) -> bytes | None:
@@ -98,7 +89,7 @@ def git(folder: Path) -> dict[str, object] | None:
         "commit": commit,
         "branch": _git_line(folder, "symbolic-ref", "--quiet", "--short", "HEAD"),
         "dirty": bool(diff),
-        "diff": hide((diff or b"")[:MOST_DIFF_BYTES].decode(errors="replace"), Experiment()),
+        "diff": hide((diff or b"")[:MOST_DIFF_BYTES].decode(errors="replace")),
         "diff_cut": len(diff or b"") > MOST_DIFF_BYTES,
         "untracked": sorted(name for name in untracked.split("\0") if name)[:100],
     }

@@ -1,4 +1,8 @@
-"""`+exp=dsv3_128gpu` is what NVIDIA's article prints, key by key: https://developer.nvidia.com/blog/accelerating-dropless-moe-training-in-jax-with-nvidia-transformer-engine/ (2026-09-14)."""  # noqa: E501
+"""`+exp=dsv3_128gpu` is what NVIDIA's article prints, key by key.
+
+The literals below are its text (2026-09-14):
+https://developer.nvidia.com/blog/accelerating-dropless-moe-training-in-jax-with-nvidia-transformer-engine/
+"""
 
 from __future__ import annotations
 

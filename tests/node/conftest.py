@@ -54,6 +54,8 @@ class Run:
         bundle = self.path / "bundle"
         steps = (launch or {}).get("steps", LAUNCH["steps"])
         settings = {**LAUNCH, **(launch or {}), "arguments": {"steps": steps, **arguments}}
+        if settings["module"] == "standin_trainer":
+            settings["arguments"]["together"] = settings["processes_per_node"]
         variables = {"PYTHONPATH": str(HERE), **(env or {})}
         (bundle / "launch.json").write_text(json.dumps(settings))
         (bundle / "maxtext.yml").write_text("base_config: base.yml\n")

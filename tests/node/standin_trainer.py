@@ -29,12 +29,11 @@ OVERFLOW = (
     "padded receive demand 101120 exceeds recv_capacity_per_rank 98304 (ragged_buffer_factor=1.0). The optimizer update "
     "was skipped; increase ragged_buffer_factor, or set it to -1 to reserve worst-case dropless capacity."
 )
-terminated = False
+caught = []
 
 
 def catch(number, frame):
-    global terminated
-    terminated = True
+    caught.append(number)
 
 
 def step_line(step):
@@ -90,8 +89,20 @@ def before_training():
         print(f"GRANDCHILD {child.pid}")
 
 
+def meet():
+    """Waits for this node's other ranks, as jax.distributed.initialize does."""
+    together = int(KEYS["together"])
+    meeting = Path(KEYS["base_output_directory"]) / f"meeting-{os.environ['JAX_COORDINATOR_PORT']}-{RANK // together}"
+    meeting.mkdir(parents=True, exist_ok=True)
+    start = first_step()
+    (meeting / str(RANK)).touch()
+    while len(list(meeting.iterdir())) < together:
+        time.sleep(0.005)
+    return start
+
+
 def loop():
-    for step in range(first_step(), STEPS):
+    for step in range(meet(), STEPS):
         if KEYS.get("pause"):
             time.sleep(float(KEYS["pause"]))
         if MODE == "die" and CONCERNED and step == AT:
@@ -108,7 +119,7 @@ def loop():
                 f"{STAMP}train.py:1454] Training stopped: You may have run out of training data. Received StopIteration"
             )
             return
-        if terminated and MODE != "deaf":
+        if caught and MODE != "deaf":
             if KEYS.get("autocheckpoint") == "true":
                 save(step)
             print(f"{STAMP}train.py:1454] Training stopped: Job received termination signal (SIGTERM).")

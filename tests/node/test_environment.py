@@ -42,7 +42,9 @@ def launch(**changes):
 
 def environments(environ=None, bundle=None, flags="", jit=Path("/tmp/jit"), place=None, **changes):
     place = place or Place("SLURM", 2, 1, "n0", 23456)
-    return trainer_environments(environ or {}, bundle or {}, flags, launch(**changes), place, ATTEMPT, jit)
+    return trainer_environments(
+        environ or {}, bundle or {}, flags, launch(**changes), place, attempt=ATTEMPT, jit_cache=jit
+    )
 
 
 def test_coordinates_of_the_second_node():

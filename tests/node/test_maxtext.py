@@ -34,7 +34,9 @@ STEPS = 60
 
 
 @pytest.mark.maxtext
-@pytest.mark.skipif(importlib.util.find_spec("maxtext") is None, reason="maxtext is not installed: pip install .[local]")
+@pytest.mark.skipif(
+    importlib.util.find_spec("maxtext") is None, reason="maxtext is not installed: pip install .[local]"
+)
 def test_sigterm_in_the_middle_then_resume_to_the_end(run, stop_leftovers):
     run.write({"steps": STEPS, "module": "maxtext.trainers.pre_train.train"}, **MODEL)
     (run.path / "bundle" / "maxtext.yml").write_text(MAXTEXT_YML)

@@ -63,3 +63,11 @@ def test_a_rank_that_is_done_gives_the_others_300_seconds():
     assert stopping.is_due(350)
     stopping.on_exit(1, -6, 60)
     assert stopping.is_due(70)
+
+
+def test_a_failure_on_another_node_gives_10_seconds_too():
+    stopping = Stopping(600, checkpointing=True)
+    stopping.on_peer_failure(7, 50)
+    assert not stopping.is_due(59)
+    assert stopping.is_due(60)
+    assert stopping.why == "killed 10 s after node 7 failed"

@@ -157,10 +157,11 @@ def test_stop_while_jax_is_not_yet_there(run, stop_leftovers):
 
 
 def test_no_trainer_survives_a_killed_worker(run, stop_leftovers):
-    run.write({"steps": 5000}, pause=0.02)
+    run.write(mode="early")  # it prints nothing more, so that no closed pipe ends it
     process = run.start(start_new_session=True)
     stop_leftovers.append(process.pid)
-    run.wait_for("completed step: 2,", rank=1)
+    run.wait_for("importing")
+    run.wait_for("importing", rank=1)
     trainers = children_of(process.pid)
     assert len(trainers) == 2
     assert all(is_alive(pid) for pid in trainers)
@@ -312,6 +313,23 @@ def test_second_node_writes_its_own_files(run):
         "rank3.log",
         "worker1.log",
     }
+
+
+def test_a_rank_that_dies_on_one_node_ends_the_other_node_and_is_named(run, stop_leftovers):
+    run.write({"nodes": 2, "processes_per_node": 1}, mode="die", rank=1, at=3)
+    place = ["--nodes", "2", "--coordinator", "127.0.0.1", "--port", "23456", "--node-rank"]
+    other = run.start(*place, "0")
+    stop_leftovers.append(other.pid)
+    run.wait_for("completed step: 2,", rank=0)
+    failing = run.worker(*place, "1")
+    output, _ = other.communicate(timeout=60)
+    assert (failing.returncode, other.returncode) == (1, 1), output
+    reason = "rank 1 ended with return code 1: ValueError: NCCL operation failed: unhandled system error"
+    assert run.json("failure.json")["reason"] == reason
+    assert run.json("node1.json")["reason"] == reason
+    assert run.result()["reason"].startswith("node 1 (")
+    assert run.result()["reason"].endswith(f") failed first: {reason}")
+    assert run.result()["ranks"] == [{"rank": 0, "returncode": -9}]
 
 
 def test_a_reader_that_goes_away_stops_nothing(run, stop_leftovers):

@@ -119,9 +119,10 @@ ROWS = [
     Row(TINY, "moe.capacity_factor=1.5 moe.sparse_matmul=true", "MOE_CAPACITY_UNUSED", "moe.capacity_factor", "moe.sparse_matmul=false", N),
     Row(TINY, "mesh.ici.expert=1 mesh.ici.fsdp=2 moe.ragged_buffer_factor=2", "MOE_NEEDS_EXPERT_PARALLEL", "moe.ragged_buffer_factor", "moe.ragged_buffer_factor=-1"),
     Row(TINY, "mesh.ici.expert=1 mesh.ici.fsdp=2 +maxtext.use_ring_of_experts=true", "MOE_NEEDS_EXPERT_PARALLEL", "maxtext.use_ring_of_experts", "maxtext.use_ring_of_experts=false"),
+    Row(DSV3, "moe=dropless moe.shard_exp_on_fsdp=true", "MOE_EXPERTS_ON_FSDP", "moe.shard_exp_on_fsdp", "moe.shard_exp_on_fsdp=false"),
     Row(DSV3, "moe=dropless mesh.dcn.fsdp=1 mesh.dcn.expert=2", "MOE_EP_CROSSES_DOMAINS", "mesh.dcn.expert", "mesh.dcn.expert=1 mesh.dcn.fsdp=2", W),
     Row(DSV3, "moe=dropless model.name=mixtral-8x7b model.overrides.base_mlp_dim=7168", "MOE_MLP_DIM", "model.overrides.base_mlp_dim", "model.overrides.base_mlp_dim=14336"),
-    Row(DSV3, "moe=dropless model.name=gpt-oss-120b moe.sparse_matmul=false", "MOE_GPT_OSS_CAPACITY", "moe.capacity_factor", "moe.capacity_factor=-1"),
+    Row(DSV3, "moe=dropless model.name=gpt-oss-120b moe.sparse_matmul=false moe.capacity_factor=1", "MOE_GPT_OSS_CAPACITY", "moe.capacity_factor", "moe.capacity_factor=-1"),
     Row(DSV3, "moe=dropless +maxtext.shard_exp_on_fsdp=true +maxtext.use_2d_fsdp_sharding=true", "MOE_SHARDING_TWICE", "maxtext.use_2d_fsdp_sharding", "maxtext.use_2d_fsdp_sharding=false"),
     Row(TINY, "precision.te_gmm_quantization=te_no_quant", "TE_GMM_UNUSED", "precision.te_gmm_quantization", "precision.te_gmm_quantization=null", N),
     # remat
@@ -205,7 +206,11 @@ def test_a_mistake_is_found_and_its_hint_cures_it(row: Row) -> None:
 def _replaced(words: list[str], typed: list[str]) -> list[str]:
     """The words as a user edits them: a key that is typed anew, or a choice of a group, replaces what stood there."""
     keys = {word.lstrip("+~").partition("=")[0] for word in typed}
-    return [word for word in words if word.lstrip("+").partition("=")[0] not in keys or any(t.startswith("~") for t in typed)]
+    return [
+        word
+        for word in words
+        if word.lstrip("+").partition("=")[0] not in keys or any(t.startswith("~") for t in typed)
+    ]
 
 
 def test_rows_reach_every_code_that_the_rules_can_give() -> None:
@@ -215,7 +220,9 @@ def test_rows_reach_every_code_that_the_rules_can_give() -> None:
 
     given = set()
     for file in Path(launcher.plan.__file__).parent.glob("*.py"):
-        given |= set(re.findall(r'(?:_?error|warning|note|Issue)\(\s*"([A-Z][A-Z0-9_]+)"', file.read_text(encoding="utf-8")))
+        given |= set(
+            re.findall(r'(?:_?error|warning|note|Issue)\(\s*"([A-Z][A-Z0-9_]+)"', file.read_text(encoding="utf-8"))
+        )
     elsewhere = {  # test_maxtext_schema.py, and below
         "MAXTEXT_KEY_DERIVED", "MAXTEXT_VALUE_TYPE", "MAXTEXT_VALUE_RANGE", "MAXTEXT_MODEL_WITHOUT_YML",
         "MESH_TOO_LARGE", "TE_WITHOUT_EXPERTS", "TE_EP_SIZE", "DATA_WORKERS", "CHECKPOINT_LOAD_TWICE", "MOE_ROUTED_BIAS", "TARGET_NODES",
@@ -231,7 +238,10 @@ def test_rows_reach_every_code_that_the_rules_can_give() -> None:
         ("hardware.domain_nodes=64 mesh.ici.expert=128 mesh.ici.fsdp=1 mesh.dcn.fsdp=1", "TE_EP_SIZE"),
         ("data.dataset_type=hf data.grain_worker_count=4", "DATA_WORKERS"),
         ("checkpoint.load_parameters_path=/a checkpoint.load_full_state_path=/b", "CHECKPOINT_LOAD_TWICE"),
-        ("moe=dropless model.name=mixtral-8x7b +maxtext.routed_bias=true +maxtext.routed_bias_update_rate=0.1", "MOE_ROUTED_BIAS"),
+        (
+            "moe=dropless model.name=mixtral-8x7b +maxtext.routed_bias=true +maxtext.routed_bias_update_rate=0.1",
+            "MOE_ROUTED_BIAS",
+        ),
     ],
 )
 def test_rarer_mistakes(overrides: str, code: str) -> None:
@@ -286,7 +296,9 @@ def test_what_only_sounds_like_a_secret_passes(word: str) -> None:
 
 
 def test_issues_come_worst_first_and_once() -> None:
-    issues = plan(DSV3, "mesh.ici.expert=16", "trainer.steps=0", "+maxtext.steeps=1", "remat.context=ofload", "name=X Y").issues
+    issues = plan(
+        DSV3, "mesh.ici.expert=16", "trainer.steps=0", "+maxtext.steeps=1", "remat.context=ofload", "name=X Y"
+    ).issues
     assert list(issues) == sorted(issues, key=Issue.rank)
     assert len({(i.code, i.field, i.message) for i in issues}) == len(issues)
     errors = [i.code for i in issues if i.severity is Severity.ERROR]

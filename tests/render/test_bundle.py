@@ -87,7 +87,7 @@ def test_another_machine_and_day_give_the_same_bytes(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     here = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     worlds = [
-        (ROOT, 0o022, {"PYTHONHASHSEED": "1", "HOME": "/root", "TZ": "UTC", "LANG": "C.UTF-8", "USER": "root"}),
+        (ROOT, 0o022, {"PYTHONHASHSEED": "1", "HOME": "/nowhere", "TZ": "UTC", "LANG": "C.UTF-8", "USER": "someone"}),
         (
             tmp_path / "elsewhere",
             0o077,

@@ -118,22 +118,19 @@ def test_a_folder_that_cannot_be_written_names_the_way_out(tmp_path):
 def test_the_lock_is_seen_by_others_and_freed(tmp_path):
     run = make(tmp_path)
     assert not store.is_locked(run)
+    is_held, tell = os.pipe()
+    enough, end = os.pipe()
     child = os.fork()
     if child == 0:
         with store.locked(run):
-            (tmp_path / "held").touch()
-            while not (tmp_path / "enough").exists():
-                pass
+            os.write(tell, b"x")
+            os.read(enough, 1)
         os._exit(0)
-    try:
-        from_elsewhere = False
-        while not (tmp_path / "held").exists():
-            pass
-        from_elsewhere = store.is_locked(run)
-    finally:
-        (tmp_path / "enough").touch()
-        os.waitpid(child, 0)
-    assert from_elsewhere
+    os.read(is_held, 1)
+    seen = store.is_locked(run)
+    os.write(end, b"x")
+    os.waitpid(child, 0)
+    assert seen
     assert not store.is_locked(run)
     with store.locked(run):
         assert not store.is_locked(run), "one's own lock is no reason to wait"

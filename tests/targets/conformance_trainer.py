@@ -6,10 +6,9 @@ orders to that attempt, so that the next one goes well.
 
 import os
 import re
+import runpy
 import shlex
-import signal
 import sys
-import time
 from pathlib import Path
 
 
@@ -32,32 +31,13 @@ def orders():
     return given
 
 
-def meet_the_others(folder, rank, ranks):
-    """Returns when all ranks are here, as JAX's start does; without it a fast rank is done before a slow one begins."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / str(rank)).touch()
-    deadline = time.monotonic() + 60
-    while len(list(folder.iterdir())) < ranks:
-        if time.monotonic() > deadline:
-            sys.exit("the other ranks did not come")
-        time.sleep(0.01)
-
-
 keys = read_yml(sys.argv[1])
 keys.update(word.split("=", 1) for word in sys.argv[2:])
 keys["autocheckpoint"] = keys.get("enable_autocheckpoint", "false")
 keys.update(orders())
+keys["together"] = os.environ["NNODES"]
 sys.argv[2:] = [f"{key}={value}" for key, value in keys.items()]
 print("I1129 17:35:50.000001 140675135284544 maxtext_utils.py:1] Num_devices: 2, shape (1, 2)", flush=True)
 if keys.get("environ"):
     Path(keys["environ"]).write_bytes(Path("/proc/self/environ").read_bytes())
-
-import standin_trainer as trainer  # noqa: E402, it reads sys.argv
-
-trainer.before_training()
-first = trainer.first_step()
-trainer.first_step = lambda: first
-coordinator = f"{os.environ['JAX_COORDINATOR_IP']}-{os.environ['JAX_COORDINATOR_PORT']}"
-meet_the_others(Path(keys["base_output_directory"]) / "met" / coordinator, trainer.RANK, int(os.environ["NNODES"]))
-signal.signal(signal.SIGTERM, trainer.catch)
-trainer.loop()
+runpy.run_module("standin_trainer", run_name="__main__")
