@@ -23,7 +23,6 @@ class Axes:
     expert: int = 1
     context: int = 1
     pipeline: int = 1
-    sequence: int = 1
     fsdp_transpose: int = 1
     tensor_sequence: int = 1
     autoregressive: int = 1
@@ -108,6 +107,8 @@ class Remat:
     moe_mlpwi_0: Optional[str] = None
     moe_mlpwi_1: Optional[str] = None
     moe_mlpwo: Optional[str] = None
+    moe_x_sorted: Optional[str] = None
+    moe_routing_maps: Optional[str] = None
     query_proj: Optional[str] = None
     key_proj: Optional[str] = None
     value_proj: Optional[str] = None

@@ -43,7 +43,8 @@ _SLURM_START = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST")
 def read_env(path: Path) -> dict[str, str]:
     """The bundle's `env` file: `export NAME=value` with shell quoting. Refuses (78) anything else."""
     try:
-        words = shlex.split(path.read_text(encoding="utf-8"), comments=True)
+        # Bytes: reading as text would turn a carriage return inside a value into a line feed.
+        words = shlex.split(path.read_bytes().decode("utf-8"), comments=True)
     except (OSError, ValueError) as error:
         raise refused(f"cannot read {path}: {error}; render the bundle again") from error
     variables: dict[str, str] = {}
@@ -180,7 +181,8 @@ def argument(key: str, value: Any) -> str:
     """
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _YAML_WORDS:
         return f"{key}={value}"
-    return f"{key}={json.dumps(value, ensure_ascii=False)}"
+    # OmegaConf reads ${...} as an interpolation, in MaxText's command line too, unless a backslash stands before it.
+    return f"{key}={json.dumps(value, ensure_ascii=False)}".replace("${", r"\\${")
 
 
 def ranks_here(launch: Launch, place: Place) -> Sequence[int]:

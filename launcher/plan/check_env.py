@@ -111,7 +111,7 @@ def flags(case: Case) -> Iterator[Issue]:
                 f"{name} is {'null' if value is None else 'a list or a mapping'}, wanted text, a number, true or false"
             )
             yield error("XLA_FLAG_VALUE", field, message, f"type {field}=VALUE with one value")
-        elif any(c in text for c in "\n\r\0"):
+        elif text.splitlines() not in ([], [text]) or "\0" in text:
             yield error(
                 "XLA_FLAG_VALUE",
                 field,
@@ -119,7 +119,7 @@ def flags(case: Case) -> Iterator[Issue]:
                 f"type {field}=VALUE on one line",
             )
         elif "'" in text and '"' in text:
-            message = f"{name} has both kinds of quotes in its value; XLA's parser knows no escape and stops"
+            message = f"{name} has both kinds of quotes in its value; write it with one kind, or none"
             yield error("XLA_FLAG_VALUE", field, message, f"type {field}=VALUE with one kind of quotes")
 
 

@@ -11,7 +11,7 @@ from launcher.config.schema import Experiment
 from launcher.issue import Issue
 from launcher.node.launch import PLATFORMS, STARTS
 from launcher.plan.case import Case, Rule, error, note, shown
-from launcher.plan.maxtext_schema import check_keys
+from launcher.plan.key_check import check_keys
 from launcher.plan.mesh import AXES
 from launcher.plan.model import check_name
 from launcher.plan.settings import ALWAYS, group_keys

@@ -165,7 +165,7 @@ def packing(case: Case) -> Iterator[Issue]:
             "DATA_PACKING",
             case.field("packing"),
             message,
-            f"type {case.typed('packing', False)}, or +maxtext.max_segments_per_seq=32",
+            f"type {case.typed('packing', False)}, or data.max_segments_per_seq=32",
         )
 
 

@@ -225,8 +225,24 @@ def hardware(case: Case) -> Iterator[Issue]:
         )
 
 
+def routing(case: Case) -> Iterator[Issue]:
+    """MaxText 0.2.5 calls the block with use_pre_softmax=False: softmax over the chosen experts, not over all of them."""
+    score = case.values.text("routed_score_func")
+    if score == "softmax":
+        message = (
+            f"routed_score_func=softmax ({case.shape.name}): TE's block takes the softmax over the {case.shape.experts_per_token} "
+            "chosen experts, so their weights sum to 1; MaxText's own path takes it over all experts"
+        )
+        yield warning(
+            "TE_SOFTMAX_ROUTING",
+            case.field("te_moe_block"),
+            message,
+            "nothing for a run from scratch; to go on from weights trained the other way type moe=dropless precision=bf16",
+        )
+
+
 BLOCK_RULES: tuple[Rule, ...] = (
-    decoder, needs, gmm_quantization, buffer_factor, compiler, mesh, experts_in_domain, hardware,
+    decoder, needs, gmm_quantization, buffer_factor, compiler, mesh, experts_in_domain, hardware, routing,
 )  # fmt: skip
 
 

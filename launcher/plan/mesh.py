@@ -138,17 +138,7 @@ def _check_sizes(part: str, axes: Axes) -> list[Issue]:
     issues = []
     for axis, size in dataclasses.asdict(axes).items():
         field = f"mesh.{part}.{axis}"
-        if axis not in AXES and size != 1:
-            message = f"{field}={size}: MaxText has the key {part}_{axis}_parallelism, but its mesh has no such axis"
-            issues.append(
-                _error(
-                    "MESH_AXIS_WITHOUT_EFFECT",
-                    field,
-                    message,
-                    f"type {field}=1, and mesh.{part}.context={size} for context parallelism",
-                )
-            )
-        elif size != -1 and not 1 <= size <= MOST_GPUS:
+        if size != -1 and not 1 <= size <= MOST_GPUS:
             message = f"{field}={size}: an axis has 1 to {MOST_GPUS} ranks; -1 = what is left"
             issues.append(_error("MESH_AXIS_SIZE", field, message, f"type {field}=1"))
     free = [axis for axis in AXES if getattr(axes, axis) == -1]

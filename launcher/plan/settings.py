@@ -88,7 +88,7 @@ def translations(experiment: Experiment, mesh: MeshPlan) -> tuple[Translation, .
         Translation(
             "nodes",
             mesh.nodes,
-            f"{mesh.nodes} workers x {mesh.processes // mesh.nodes} processes, NNODES={mesh.processes}",
+            f"{mesh.nodes} worker{'s' if mesh.nodes > 1 else ''} x {mesh.processes // mesh.nodes} processes, NNODES={mesh.processes}",
         ),
         Translation("trainer.start", experiment.trainer.start, f"hardware={start_key(experiment)}"),
     ]

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from launcher.issue import Refused
 from launcher.node.codes import Outcome
 from launcher.node.layout import AttemptFolder
 from launcher.node.record import write_json
@@ -116,7 +117,7 @@ def judge(runs: Sequence[Run]) -> list[Judged]:
     for run in runs:
         try:
             found.append(_from_files(run))
-        except RunsError as error:
+        except Refused as error:
             found.append(Judged(run, State.DAMAGED, reason=str(error)))
     waiting: dict[str, list[int]] = {}
     for index, judged in enumerate(found):
@@ -140,8 +141,8 @@ def judge_one(run: Run) -> Judged:
 def _look(kind: str, handles: list[Handle]) -> list[Sight]:
     try:
         return base.get(kind).look(handles)
-    except (ValueError, KeyError, TypeError) as error:
-        return [Sight(Presence.UNKNOWN, f"target {kind} cannot be asked: {error!r}")] * len(handles)
+    except Refused as error:
+        return [Sight(Presence.UNKNOWN, str(error))] * len(handles)
 
 
 def _from_files(run: Run) -> Judged:

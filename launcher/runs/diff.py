@@ -17,10 +17,7 @@ from launcher.runs import store
 from launcher.runs.status import status_of
 from launcher.runs.store import RunsError, read_object, read_object_if_there
 
-SECRET_WORDS = ("TOKEN", "AUTH", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "API_KEY", "ACCESS_KEY", "PRIVATE_KEY")
-"""A variable or key with one of these in its name is never shown with its value."""
-
-_HIDDEN = "(not shown)"
+_HIDDEN = "(not shown)"  # a secret's value, by its name or its shape
 _ABSENT = "(none)"
 
 
@@ -73,12 +70,13 @@ def _differences(section: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> li
 
 
 def _shown(key: str, values: Mapping[str, Any]) -> str:
+    from launcher.config.secrets import format_of, sounds_secret
+
     if key not in values:
         return _ABSENT
-    if any(word in key.upper() for word in SECRET_WORDS):
-        return _HIDDEN
     value = values[key]
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return _HIDDEN if sounds_secret(key) or format_of(key, text) is not None else text
 
 
 def flat(data: Any, prefix: str = "") -> dict[str, Any]:
@@ -144,12 +142,13 @@ def _other_files(bundle: BundleFolder) -> dict[str, Any]:
     return {name: sha[:12] for name, sha in files.items() if name not in _READ}
 
 
-_VOLATILE = ("time", "command", "pid", "dirty_diff", "diff")
+_UNTOLD = ("time", "command", "git.root", "git.branch", "git.diff", "git.diff_cut", "git.untracked")
+"""Of provenance.json: what differs between any two submissions, or says nothing about what was submitted."""
 
 
 def _provenance(run: store.Run) -> dict[str, Any]:
     found = flat(read_object_if_there(run.layout.provenance) or {})
-    return {key: value for key, value in found.items() if key.rpartition(".")[2] not in _VOLATILE}
+    return {key: value for key, value in found.items() if key not in _UNTOLD and value is not None}
 
 
 def _results(run: store.Run) -> dict[str, Any]:

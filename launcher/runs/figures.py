@@ -15,8 +15,10 @@ JUNK_STEPS = 3
 WINDOW = 20
 """Steps that the current speed is the median of."""
 
-_FIRST_READ = 1 << 16  # bytes: some 250 step lines
-_MOST_READ = 1 << 22  # bytes after which a log without a step line is taken to have none
+_KEPT = WINDOW + JUNK_STEPS  # step lines that are read
+_FIRST_READ = 1 << 14  # bytes: some 60 step lines, or what MaxText prints about one checkpoint
+_ENOUGH_READ = 1 << 17  # bytes after which one step line is enough
+_MOST_READ = 1 << 23  # bytes after which a log without a step line is taken to have none
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Speed:
 
 
 def tail_steps(log: Path) -> tuple[list[StepLine], bool]:
-    """The last step lines of a log, oldest first (at most some hundred, none without a log), and whether these are all.
+    """The last step lines of a log, oldest first (a few, none without a log), and whether these are all that it has.
 
     A line without its newline is not read: it is still being written.
     """
@@ -43,11 +45,12 @@ def tail_steps(log: Path) -> tuple[list[StepLine], bool]:
                 data = file.read(end - begin)
         except OSError:
             return [], True
-        lines = data.split(b"\n")[1 if begin else 0 : -1]
-        found = [parse_step(line.decode("utf-8", "replace")) for line in lines if b"completed " in line]
+        lines = [line for line in data.split(b"\n")[1 if begin else 0 : -1] if b"completed " in line]
+        found = [parse_step(line.decode("utf-8", "replace")) for line in lines[-_KEPT:]]
         steps = [step for step in found if step is not None]
-        if steps or begin == 0 or size >= _MOST_READ:
-            return steps, begin == 0
+        enough = len(steps) >= WINDOW or (steps and size >= _ENOUGH_READ)
+        if enough or begin == 0 or size >= _MOST_READ:
+            return steps, begin == 0 and len(lines) <= _KEPT
         size *= 8
 
 

@@ -120,7 +120,11 @@ def _start(run: Run, before: Judged, options: Options) -> Submitted:
         target.kill(before.handle)  # trainers that outlived their worker would write into the same checkpoints
     number = before.attempt.number + 1 if before.attempt is not None else 1
     attempt = run.layout.attempt(number)
-    attempt.path.mkdir(parents=True)
+    try:
+        attempt.path.mkdir(parents=True)
+    except FileExistsError:
+        message = f"{run.name}: attempt {number} was started by somebody else just now"
+        raise RunsError(message, f"see: status {run.name}") from None
     try:
         handle = target.start(run.layout, number, options)
     except BaseException:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from launcher.issue import Issue
+from launcher.issue import Issue, Refused, Severity
 from launcher.node.layout import RunFolder
 
 if TYPE_CHECKING:
@@ -75,9 +75,10 @@ class Target(Protocol):
 
 
 def get(kind: str) -> Target:
-    """The target called `kind`, imported now and not before. ValueError names the legal kinds."""
+    """The target called `kind`, imported now and not before. Raises launcher.issue.Refused for one that is none."""
     if kind == "local":
         from launcher.targets import local
 
         return local
-    raise ValueError(f"there is no target {kind!r}; type target={'|'.join(KINDS)}")
+    hint = f"type target={'|'.join(KINDS)}"
+    raise Refused(Issue("TARGET_UNKNOWN", Severity.ERROR, "target", f"there is no target {kind!r}", hint))

@@ -124,6 +124,8 @@ def _is_here(handle: Handle) -> bool:
 
 def _look(handle: Handle) -> Sight:
     here = socket.gethostname()
+    if not {"host", "boot", "pid", "process_start"} <= handle.keys():
+        return Sight(Presence.UNKNOWN, "what was noted of its process is damaged")
     if handle["host"] != here:
         return Sight(Presence.UNKNOWN, f"it was started on {handle['host']}, this is {here}: ask there")
     alive = _is_here(handle) and processes.start_ticks(handle["pid"]) == handle["process_start"] is not None

@@ -145,6 +145,13 @@ def test_argument(value, text):
     assert argument("k", value) == text
 
 
+@pytest.mark.parametrize("value", ["${run_name}/x", "a ${b} c", ["${q}"], {"k": "${z}"}, "$HOME", '{"a"}', "é\n#", "", None, True, 0.5])
+def test_the_reader_that_maxtext_uses_gets_the_value_back(value):
+    omegaconf = pytest.importorskip("omegaconf").OmegaConf
+    read = omegaconf.from_cli([argument("k", value)])
+    assert omegaconf.to_container(read, resolve=True) == {"k": value}
+
+
 def test_command_line():
     run = RunFolder(Path("/runs/demo"))
     settings = launch(arguments={"override_model_config": True, "ragged_buffer_factor": 1.0})

@@ -74,7 +74,6 @@ ROWS = [
     Row(DSV3, "mesh.ici.fsdp=-1 mesh.ici.expert=12", "MESH_FREE_AXIS", "mesh.ici.fsdp", "mesh.ici.fsdp=8 mesh.ici.expert=8"),
     Row(DSV3, "mesh.dcn.fsdp=-1 nodes=7", "MESH_FREE_AXIS", "mesh.dcn.fsdp", "mesh.dcn.fsdp=1 nodes=16"),
     Row(DSV3, "mesh.ici.fsdp=0", "MESH_AXIS_SIZE", "mesh.ici.fsdp", "mesh.ici.fsdp=1"),
-    Row(DSV3, "mesh.ici.sequence=2", "MESH_AXIS_WITHOUT_EFFECT", "mesh.ici.sequence", "mesh.ici.sequence=1"),
     Row(DSV3, "nodes=0", "NODES", "nodes", "nodes=1"),
     Row(DSV3, "hardware.gpus_per_node=0", "HARDWARE_SIZE", "hardware.gpus_per_node", "hardware.gpus_per_node=1"),
     Row(TINY, "mesh.ici.expert=1 mesh.dcn.expert=2 nodes=2 hardware.gpus_per_node=1", "MESH_DCN_ON_CPU", "mesh.dcn", "mesh.dcn.expert=1 mesh.ici.expert=2"),
@@ -103,6 +102,7 @@ ROWS = [
     Row(DSV3, "precision.dtype=float32", "TE_DTYPE", "precision.dtype", "precision.dtype=bfloat16"),
     Row(DSV3, "mesh.ici.fsdp=64 mesh.ici.expert=1", "TE_EXPERT_PARALLEL", "mesh.ici.expert", "moe=dropless"),
     Row(DSV3, "mesh.ici.fsdp=4 mesh.ici.tensor=2", "TE_AXES", "mesh.ici.tensor", "moe=dropless"),
+    Row("deepseek2_16b_16gpu", "", "TE_SOFTMAX_ROUTING", "moe.te_moe_block", "moe=dropless precision=bf16", W),
     Row(DSV3, "mesh.dcn.fsdp=1 mesh.dcn.data=2", "TE_DATA_AXIS", "mesh.dcn.data", "moe=dropless", W),
     Row(DSV3, "mesh.dcn.fsdp=1 mesh.dcn.expert=2", "TE_EP_CROSSES_DOMAINS", "mesh.dcn.expert", "mesh.dcn.expert=1 mesh.dcn.fsdp=2", message="cross NVLink domains"),
     Row(DSV3, "model.overrides.num_experts=250 mesh.ici.fsdp=32 mesh.ici.expert=2", "TE_EXPERTS_PER_DOMAIN", "model.overrides.num_experts", "moe=dropless"),
@@ -180,7 +180,7 @@ ROWS = [
     Row(DSV3, "data.dataset_type=grain", "DATA_SOURCE", "data.grain_train_files", "data.grain_train_files=/PATH/*.arrayrecord"),
     Row(DSV3, "data.dataset_type=hf", "DATA_TOKENIZER", "data.tokenizer_path", "data.tokenizer_type=huggingface data.tokenizer_path=ORG/MODEL"),
     Row(DSV3, "data.packing=true", "DATA_PACKING", "data.packing", "data.packing=false"),
-    Row(DSV3, "data.packing=true", "DATA_PACKING", "data.packing", "+maxtext.max_segments_per_seq=32"),
+    Row(DSV3, "data.packing=true", "DATA_PACKING", "data.packing", "data.max_segments_per_seq=32"),
     Row(DSV3, "trainer.start=autodetect", "TARGET_START", "trainer.start", "trainer.start=env", W),
 ]  # fmt: skip
 

@@ -16,7 +16,7 @@ import yaml
 
 from launcher.config.maxtext_schema import SNAPSHOTS, load, versions
 from launcher.issue import Severity
-from launcher.plan.maxtext_schema import check_keys
+from launcher.plan.key_check import check_keys
 from launcher.preflight.maxtext import check
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -83,7 +83,12 @@ def test_values_of_secret_like_names_are_not_shown(tmp_path, monkeypatch, name):
 
 def test_two_runs_compare_versions_and_results_too(tmp_path):
     a = run_of(tmp_path, bundle_of(), {"time": "1", "packages": {"jax": "0.12.0.1"}, "command": ["x"]}, [7.0, 6.9])
-    b = run_of(tmp_path, bundle_of("trainer.steps=40"), {"time": "2", "packages": {"jax": "0.13"}, "command": ["y"]}, [7.0, 6.0])
+    b = run_of(
+        tmp_path,
+        bundle_of("trainer.steps=40"),
+        {"time": "2", "packages": {"jax": "0.13"}, "command": ["y"]},
+        [7.0, 6.0],
+    )
     found = by_key(diff(a.folder, b.folder))
     assert found["versions", "packages.jax"] == ("0.12.0.1", "0.13")
     assert found["results", "loss"] == ("6.9", "6.0")

@@ -116,7 +116,7 @@ def test_what_is_not_there_is_told(run):
         printed(run)
     with pytest.raises(store.RunsError, match="printed nothing yet"):
         printed(run, follow=True)
-    add_attempt(run, handle=gone(), rank_logs={rank: "x\n" for rank in range(16)})
+    add_attempt(run, handle=gone(), rank_logs=dict.fromkeys(range(16), "x\n"))
     with pytest.raises(store.RunsError, match="no rank 16, it has 0 to 15"):
         printed(run, rank=16)
     with pytest.raises(store.RunsError, match="no rank 16"):

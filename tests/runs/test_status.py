@@ -262,3 +262,12 @@ def test_the_json_is_json(run):
     add_attempt(run, handle=me(), log=LINES)
     read = json.loads(json.dumps(status_json(status_of(run))))
     assert (read["state"], read["last_step"], read["steps"]) == ("running", 7, 20)
+
+
+def test_one_damaged_handle_does_not_hide_the_others(tmp_path):
+    sound, broken = make_run(tmp_path, "sound-00000000"), make_run(tmp_path, "broken-00000000")
+    add_attempt(sound, handle=me(), log=LINES)
+    attempt = add_attempt(broken, handle=me(), log=LINES)
+    (attempt.path / "handle.json").write_text('{"kind": "local"}')
+    states = {status.run: status.state for status in statuses(store.all_runs(tmp_path))}
+    assert states == {sound.name: "running", broken.name: "unknown"}

@@ -10,7 +10,7 @@ from launcher.runs.status import statuses, table
 
 
 def make(folder, name="demo-0a1b2c3d", **record):
-    assert store.create(folder, name, {"target": "local", "content": "x", **record}, lambda layout: None)
+    assert store.create(folder, name, {"target": "local", "content": "x", **record}, lambda _: None)
     return store.load(folder / name)
 
 
@@ -30,7 +30,7 @@ def test_a_run_is_made_whole_or_not_at_all(tmp_path):
 
 def test_the_second_of_one_name_is_not_made(tmp_path):
     run = make(tmp_path, content="first")
-    assert not store.create(tmp_path, run.name, {"content": "second"}, lambda layout: None)
+    assert not store.create(tmp_path, run.name, {"content": "second"}, lambda _: None)
     assert store.load(run.folder).record["content"] == "first"
 
     def somebody_is_faster(layout):
@@ -111,7 +111,7 @@ def test_the_root_is_asked_for_then_the_variable_then_here(tmp_path, monkeypatch
 def test_a_folder_that_cannot_be_written_names_the_way_out(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(store.RunsError) as refused:
-        store.create(tmp_path / "file", "demo-1", {}, lambda layout: None)
+        store.create(tmp_path / "file", "demo-1", {}, lambda _: None)
     assert "--runs DIR" in refused.value.issues[0].hint
 
 

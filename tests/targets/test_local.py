@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conformance import Bench, wait_until
+from bench import Bench, wait_until
 
 from launcher.issue import Refused
 from launcher.runs import starting, store
@@ -122,7 +122,9 @@ def test_the_python_is_the_one_that_was_named_at_submission(bench, tmp_path):
 
 @pytest.fixture
 def sleeper():
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, local.MARK: "/x"})
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, local.MARK: "/x"}
+    )
     yield child
     child.kill()
     child.wait()
@@ -191,5 +193,6 @@ def test_the_bundle_holds_no_bytecode_after_a_run(bench):
 
 
 def test_an_unknown_kind_names_the_legal_ones():
-    with pytest.raises(ValueError, match="local"):
+    with pytest.raises(Refused, match="'abacus'") as refused:
         base.get("abacus")
+    assert refused.value.issues[0].hint == "type target=local"

@@ -7,7 +7,7 @@ import signal
 import sys
 
 import pytest
-from conformance import wait_until
+from bench import wait_until
 
 from launcher.config.compose import Composer
 from launcher.node.steps import parse_step
@@ -23,7 +23,9 @@ MINUTES = 60
 
 pytestmark = [
     pytest.mark.maxtext,
-    pytest.mark.skipif(importlib.util.find_spec("maxtext") is None, reason="MaxText is not installed: pip install '.[local]'"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("maxtext") is None, reason="MaxText is not installed: pip install '.[local]'"
+    ),
 ]
 
 
@@ -39,7 +41,7 @@ def submit(tmp_path):
 
     yield go
     for run in store.all_runs(tmp_path / "runs"):
-        ending.cancel_now(run, lambda text: None)
+        ending.cancel_now(run, lambda _: None)
 
 
 def steps_of(run, attempt):

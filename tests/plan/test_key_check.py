@@ -6,7 +6,7 @@ import pytest
 
 from launcher.config.maxtext_schema import load, versions
 from launcher.issue import Issue, Severity
-from launcher.plan.maxtext_schema import check_keys
+from launcher.plan.key_check import check_keys
 from launcher.suggest import suggest
 
 SCHEMA = load("0.2.5")

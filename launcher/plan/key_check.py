@@ -12,11 +12,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.config.maxtext_schema import SNAPSHOTS, Key, Schema, load, versions
+from launcher.config.maxtext_schema import SNAPSHOTS, Key, Schema
 from launcher.issue import Issue, Severity
 from launcher.suggest import suggest
-
-__all__ = ["Key", "Schema", "check_keys", "load", "suggest", "versions"]
 
 BOOL_WORDS = frozenset({"0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes"})
 """Strings that pydantic's lax mode takes for a bool (docs: Conversion Table)."""
