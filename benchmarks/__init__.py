@@ -1,0 +1,1 @@
+"""How fast the command line is, measured beside a yardstick."""

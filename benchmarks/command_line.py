@@ -34,7 +34,9 @@ def show(name: str, seconds: list[float], aim: str = "") -> None:
 
 
 def process(*words: str) -> Callable[[], object]:
-    return lambda: subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    return lambda: subprocess.run(
+        [sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True
+    )
 
 
 def cold() -> None:
@@ -42,7 +44,10 @@ def cold() -> None:
     show("yardstick: python -c 'import hydra'", timed(process("-c", "import hydra")))
     show("--help, cold", timed(process("-m", "launcher", "--help")), "aim 150 ms")
     show("plan +exp=dsv3_128gpu, cold", timed(process("-m", "launcher", "plan", BASE)), "aim 800 ms")
-    show("render --print +exp=dsv3_1024gpu, cold", timed(process("-m", "launcher", "render", "--print", "+exp=dsv3_1024gpu")))
+    show(
+        "render --print +exp=dsv3_1024gpu, cold",
+        timed(process("-m", "launcher", "render", "--print", "+exp=dsv3_1024gpu")),
+    )
 
 
 @contextmanager

@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_PACKAGES = 12
+ALONE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+"""An environment in which the source tree is not importable: pip would take it for the installed package."""
 
 
 @pytest.fixture(scope="module")
@@ -22,18 +24,27 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"no wheel can be built here (no package index?): {done.stderr.strip()[-200:]}")
     venv.create(folder / "venv", with_pip=True)
     python = folder / "venv" / "bin" / "python"
-    done = subprocess.run([python, "-m", "pip", "install", "--quiet", *folder.glob("*.whl")], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", *folder.glob("*.whl")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=ALONE,
+    )
     assert done.returncode == 0, done.stderr
     return python
 
 
 def run(python: Path, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run([python, "-m", "launcher", *words], capture_output=True, text=True, cwd=cwd, env=environment, timeout=120)
+    return subprocess.run(
+        [python, "-m", "launcher", *words], capture_output=True, text=True, cwd=cwd, env=ALONE, timeout=120
+    )
 
 
 def test_the_base_install_is_small(installed: Path) -> None:
-    done = subprocess.run([installed, "-m", "pip", "list", "--format", "json"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [installed, "-m", "pip", "list", "--format", "json"], capture_output=True, text=True, check=True
+    )
     names = {package["name"] for package in json.loads(done.stdout)} - {"pip", "setuptools"}
     assert len(names) <= MOST_PACKAGES, sorted(names)
 
@@ -47,6 +58,11 @@ def test_a_bundle_is_made_from_the_wheel_alone(installed: Path, tmp_path: Path) 
 
 def test_the_wheel_and_the_tree_make_the_same_bytes(installed: Path, tmp_path: Path) -> None:
     assert run(installed, "render", "+exp=moe_tiny_cpu", "--out", "wheel", cwd=tmp_path).returncode == 0
-    done = subprocess.run([sys.executable, "-m", "launcher", "render", "+exp=moe_tiny_cpu", "--out", "tree"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "render", "+exp=moe_tiny_cpu", "--out", "tree"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert subprocess.run(["diff", "-r", "wheel", "tree"], cwd=tmp_path, capture_output=True).returncode == 0

@@ -81,10 +81,21 @@ def loaded_after(*words: str) -> set[str]:
         f"    main({list(words)!r})\n"
         "print(' '.join(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
+    )
     return {name.split(".")[0] for name in done.stdout.split()}
 
 
 @pytest.mark.parametrize("words", [("--help",), ("runs",), ("status", "none"), ("logs", "none"), ("cancel", "none")])
 def test_the_front_door_loads_nothing_heavy(words: tuple[str, ...]) -> None:
-    assert not loaded_after(*words) & {"hydra", "omegaconf", "yaml", "submitit", "kubernetes", "jax", "maxtext", "numpy"}
+    assert not loaded_after(*words) & {
+        "hydra",
+        "omegaconf",
+        "yaml",
+        "submitit",
+        "kubernetes",
+        "jax",
+        "maxtext",
+        "numpy",
+    }

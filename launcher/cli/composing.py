@@ -157,10 +157,13 @@ def _sweep(options: argparse.Namespace) -> int:
     if any(is_hydra_word(word) for word in options.overrides):
 
         def job(experiment: Experiment) -> int:
-            return _start(make(experiment), options)
+            code = _start(make(experiment), options)
+            codes.append(code)
+            return code
 
+        codes: list[int] = []
         hydra_ways.multirun(options.overrides, path, job)
-        return 0
+        return max(codes, default=0)
     composer = _composer(options)
     jobs = hydra_ways.points(options.overrides, path)
     plans = []

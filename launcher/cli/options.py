@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import NoReturn
 
 from launcher.issue import Issue, Refused, Severity
+from launcher.suggest import suggest
 
 
 class VerbParser(argparse.ArgumentParser):
@@ -24,7 +26,12 @@ class VerbParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """argparse's complaint as an Issue (exit code 1)."""
-        raise Refused(Issue("OPTION_UNKNOWN", Severity.ERROR, "", message, f"`{self.prog} --help` lists the options"))
+        hint = f"`{self.prog} --help` lists the options"
+        wrong = re.search(r"unrecognized arguments: (-\S+)", message)
+        near = suggest(wrong[1].partition("=")[0], self._option_string_actions) if wrong else []
+        if near:
+            hint = f"did you mean {' or '.join(near)}? {hint}"
+        raise Refused(Issue("OPTION_UNKNOWN", Severity.ERROR, "", message, hint))
 
 
 def composing_parser(verb: str, what: str, examples: Sequence[str]) -> VerbParser:

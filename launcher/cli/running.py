@@ -16,10 +16,10 @@ def runs(words: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="the same for scripts, on stdout")
     options = parser.parse_args(words)
-    from launcher.runs.status import status_json, status_of, table
+    from launcher.runs.status import status_json, statuses, table
 
     folder = store.root(options.runs)
-    found = [status_of(run) for run in store.all_runs(folder)]
+    found = statuses(store.all_runs(folder))
     if options.json:
         print(json.dumps([status_json(status) for status in found], indent=2))
     elif not found:

@@ -156,11 +156,15 @@ def _results(run: store.Run) -> dict[str, Any]:
     numbers = {
         "last_step": status.last_step,
         "loss": status.loss,
-        "seconds_per_step": status.seconds_per_step,
-        "tokens_per_second_per_device": status.tokens_per_second_per_device,
+        "seconds_per_step": _rounded(status.seconds_per_step, 4),
+        "tokens_per_second_per_device": _rounded(status.tokens_per_second_per_device, 1),
         "restarts": status.restarts,
     }
     return {"state": str(status.state), **{key: value for key, value in numbers.items() if value is not None}}
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 def diff_text(found: Mapping[str, Any], a: str, b: str) -> str:

@@ -34,21 +34,27 @@ def start_ticks(pid: int) -> int | None:
 def send(pid: int, started: int, number: signal.Signals) -> bool:
     """Signal exactly the process that began at `started`; False when it is gone.
 
-    A pidfd keeps the pid from being reused between the look and the signal.
+    A pidfd keeps the pid from being reused between the look and the signal; kernels before 5.3 have none.
     """
     try:
         descriptor = os.pidfd_open(pid)
-    except OSError:
+    except ProcessLookupError:
         return False
+    except OSError:
+        descriptor = -1
     try:
         if start_ticks(pid) != started:
             return False
-        signal.pidfd_send_signal(descriptor, number)
+        if descriptor < 0:
+            os.kill(pid, number)
+        else:
+            signal.pidfd_send_signal(descriptor, number)
         return True
     except ProcessLookupError:
         return False
     finally:
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def marked(variable: str, value: str) -> list[tuple[int, int]]:

@@ -145,7 +145,9 @@ def test_argument(value, text):
     assert argument("k", value) == text
 
 
-@pytest.mark.parametrize("value", ["${run_name}/x", "a ${b} c", ["${q}"], {"k": "${z}"}, "$HOME", '{"a"}', "é\n#", "", None, True, 0.5])
+@pytest.mark.parametrize(
+    "value", ["${run_name}/x", "a ${b} c", ["${q}"], {"k": "${z}"}, "$HOME", '{"a"}', "é\n#", "", None, True, 0.5]
+)
 def test_the_reader_that_maxtext_uses_gets_the_value_back(value):
     omegaconf = pytest.importorskip("omegaconf").OmegaConf
     read = omegaconf.from_cli([argument("k", value)])

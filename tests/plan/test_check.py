@@ -223,7 +223,7 @@ def test_rows_reach_every_code_that_the_rules_can_give() -> None:
         given |= set(
             re.findall(r'(?:_?error|warning|note|Issue)\(\s*"([A-Z][A-Z0-9_]+)"', file.read_text(encoding="utf-8"))
         )
-    elsewhere = {  # test_maxtext_schema.py, and below
+    elsewhere = {  # test_key_check.py, and below
         "MAXTEXT_KEY_DERIVED", "MAXTEXT_VALUE_TYPE", "MAXTEXT_VALUE_RANGE", "MAXTEXT_MODEL_WITHOUT_YML",
         "MESH_TOO_LARGE", "TE_WITHOUT_EXPERTS", "TE_EP_SIZE", "DATA_WORKERS", "CHECKPOINT_LOAD_TWICE", "MOE_ROUTED_BIAS", "TARGET_NODES",
     }  # fmt: skip

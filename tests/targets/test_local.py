@@ -167,6 +167,18 @@ def test_kill_ends_what_outlived_its_worker(sleeper):
     local.kill(worker_is_gone)  # once more does no harm
 
 
+def test_a_kernel_without_pidfds(sleeper, monkeypatch):
+    def missing(*words):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", missing)
+    handle = handle_of(sleeper)
+    assert not processes.send(handle["pid"], handle["process_start"] + 1, signal.SIGKILL)
+    assert processes.send(handle["pid"], handle["process_start"], signal.SIGKILL)
+    assert sleeper.wait(20) == -signal.SIGKILL
+    assert not processes.send(handle["pid"], handle["process_start"], signal.SIGKILL)
+
+
 def test_a_zombie_counts_as_gone():
     child = subprocess.Popen([sys.executable, "-c", ""])
     handle = handle_of(child)

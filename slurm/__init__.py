@@ -1,0 +1,1 @@
+"""What a cluster with Slurm needs beside the launcher."""

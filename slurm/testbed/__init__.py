@@ -1,0 +1,1 @@
+"""A real Slurm of many nodes on one machine, for the tests: see README.md."""
