@@ -27,7 +27,7 @@ $(VENV)/ready: pyproject.toml
 	PYTHON="$(PYTHON)" tools/find_python.sh > /dev/null
 	"$$(PYTHON='$(PYTHON)' tools/find_python.sh)" -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet -e '.[local,dev]'
+	$(PY) -m pip install --quiet -e '.[local,slurm,dev]'
 	touch $@
 
 clean:  ## what the targets above made; runs stay

@@ -1,5 +1,6 @@
 """Commands in the documents run: every `launcher` line of a shell block is typed here as it stands."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -21,16 +22,20 @@ class Command(NamedTuple):
     words: list[str]
     shown: str
     """What the document shows below the command, in a `console` block."""
+    files: dict[str, str]
+    """The reader's own files, as the document has them: `yaml` blocks that begin with `# $LAUNCHER_CONF/PATH`."""
 
 
 def commands() -> Iterator[Command]:
     """Each launcher command: every line of a `sh` block, in a `console` block those behind a prompt."""
     for document in DOCUMENTS:
-        for kind, block in re.findall(r"```(sh|console)\n(.*?)```", document.read_text(encoding="utf-8"), re.S):
+        text = document.read_text(encoding="utf-8")
+        files = dict(re.findall(r"```yaml\n# \$LAUNCHER_CONF/(\S+)\n(.*?)```", text, re.S))
+        for kind, block in re.findall(r"```(sh|console)\n(.*?)```", text, re.S):
             for line in block.splitlines() if kind == "sh" else re.findall(r"^\$ (.*)", block, re.M):
                 if line.startswith("python -m launcher"):
                     shown = block.partition(line)[2] if kind == "console" else ""
-                    yield Command(document.name, shlex.split(line, comments=True)[3:], shown)
+                    yield Command(document.name, shlex.split(line, comments=True)[3:], shown, files)
 
 
 def verb(words: list[str]) -> str:
@@ -52,8 +57,19 @@ def test_there_are_commands_to_try() -> None:
 @pytest.mark.parametrize("command", list(commands()), ids=lambda c: f"{c.document}: {' '.join(c.words)}")
 def test_a_documented_command_works(command: Command, tmp_path: Path) -> None:
     words = tried(command.words)
+    environ = dict(os.environ)
+    for name, text in command.files.items():
+        file = tmp_path / "conf" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        environ["LAUNCHER_CONF"] = str(tmp_path / "conf")
     done = subprocess.run(
-        [sys.executable, "-m", "launcher", *words], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "launcher", *words],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     if verb(command.words) in NEEDS_A_RUN:
         # There is no run here: the command is understood as far as its name.

@@ -114,7 +114,13 @@ def submit(words: list[str]) -> int:
         ["+exp=moe_tiny_cpu", "-m +exp=moe_tiny_cpu trainer.learning_rate=1e-3,3e-3"],
     )
     parser.add_argument(
-        "--detach", "-d", action="store_true", help="return at once; follow with `status` and `logs -f`"
+        "--detach", "-d", action="store_true", help="return at once, as always on a cluster; follow with `logs -f`"
+    )
+    parser.add_argument(
+        "--after", metavar="RUN", help="start it when that run's job has ended, however (a cluster only)"
+    )
+    parser.add_argument(
+        "--singleton", action="store_true", help="not beside another job of the same experiment name (a cluster only)"
     )
     add_runs(parser)
     hydra_ways.add_options(parser)
@@ -134,16 +140,21 @@ def _start(made: Plan, options: argparse.Namespace) -> int:
 
     _sound(made)
     print_issues(made.issues)
-    return lifecycle.submit(made, rendered(made), runs=options.runs, detach=options.detach)
+    return lifecycle.submit(
+        made,
+        rendered(made),
+        runs=options.runs,
+        detach=options.detach,
+        after=options.after,
+        singleton=options.singleton,
+    )
 
 
-def _sweep(options: argparse.Namespace) -> int:
-    """All points are checked before the first one is started; the worst exit code is returned."""
-    from launcher.cli import hydra_ways
-    from launcher.config.overrides import is_hydra_word
-    from launcher.plan.plan import make
+def _one_after_the_other(plans: Sequence[Plan], detach: bool) -> None:
+    """Points that share this machine run one by one, so nobody can leave; a cluster's are queued, and this returns at once."""
+    from launcher.targets.base import SUPERVISED
 
-    if options.detach:
+    if detach and any(made.experiment.target.kind not in SUPERVISED for made in plans):
         raise Refused(
             Issue(
                 "SWEEP_DETACHED",
@@ -153,11 +164,21 @@ def _sweep(options: argparse.Namespace) -> int:
                 "leave out --detach: the points run one after the other",
             )
         )
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    """All points are checked before the first one is started; the worst exit code is returned."""
+    from launcher.cli import hydra_ways
+    from launcher.config.overrides import is_hydra_word
+    from launcher.plan.plan import make
+
     path = _search_path(options)
     if any(is_hydra_word(word) for word in options.overrides):
 
         def job(experiment: Experiment) -> int:
-            code = _start(make(experiment), options)
+            made = make(experiment)
+            _one_after_the_other([made], options.detach)
+            code = _start(made, options)
             codes.append(code)
             return code
 
@@ -185,6 +206,7 @@ def _sweep(options: argparse.Namespace) -> int:
                 "mend or leave out the values above",
             )
         )
+    _one_after_the_other(plans, options.detach)
     codes = []
     for number, (words, made) in enumerate(zip(jobs, plans, strict=True), start=1):
         print(f"[{number}/{len(jobs)}] {shlex.join(words)}", flush=True)

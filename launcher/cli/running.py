@@ -57,10 +57,15 @@ def logs(words: list[str]) -> int:
     parser.add_argument("--follow", "-f", action="store_true", help="go on until the run ends")
     parser.add_argument("--rank", type=int, metavar="N", help="only this rank, unlabelled")
     parser.add_argument("--attempt", type=int, metavar="N", help="this attempt (default: the newest)")
+    parser.add_argument("--all", action="store_true", help="every attempt, one after the other")
     options = parser.parse_args(words)
-    from launcher.runs.logs import print_logs
+    from launcher.runs.logs import print_all_logs, print_logs
 
     run = store.open_run(store.root(options.runs), options.run)
+    if options.all:
+        if options.follow or options.attempt is not None:
+            parser.error("--all goes with neither --follow, which goes on over all attempts to come, nor --attempt")
+        return print_all_logs(run, sys.stdout, rank=options.rank)
     return print_logs(run, sys.stdout, follow=options.follow, rank=options.rank, attempt=options.attempt)
 
 
@@ -88,7 +93,7 @@ def resume(words: list[str]) -> int:
     )
     parser.add_argument("run", help="its name, or the beginning of it")
     parser.add_argument(
-        "--detach", "-d", action="store_true", help="return at once; follow with `status` and `logs -f`"
+        "--detach", "-d", action="store_true", help="return at once, as always on a cluster; follow with `logs -f`"
     )
     options = parser.parse_args(words)
     from launcher.runs import lifecycle

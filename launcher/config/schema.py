@@ -46,13 +46,17 @@ class Model:
 
 @dataclass
 class Hardware:
-    """One kind of node and the NVLink domain that it is part of. Bytes, bytes/s per GPU and direction, FLOP/s dense per GPU."""
+    """One kind of node and the NVLink domain that it is part of. Bytes, bytes/s per GPU and direction, FLOP/s dense per GPU.
+
+    `gpus_per_numa`: GPUs beside one another on a NUMA node; each trainer process is bound to its own. null = bound to none.
+    """
 
     name: str = MISSING
     platform: str = "gpu"
     gpu: str = ""
     gpus_per_node: int = MISSING
     domain_nodes: int = 1
+    gpus_per_numa: Optional[int] = None
     hbm_bytes: int = 0
     host_memory_bytes: int = 0
     peak_bf16: float = 0.0
@@ -173,18 +177,28 @@ class Checkpoint:
 
 @dataclass
 class Monitor:
-    """The profiler's window (MaxText's keys)."""
+    """The profiler's window (MaxText's keys), and how often a run is started again before a person is needed (ours).
+
+    `max_failures`, `max_preemptions`, `max_bad_nodes`: budgets of their own. `restart_pause_seconds`: before the first
+    restart; it doubles with each failure.
+    """
 
     profiler: str = ""
     skip_first_n_steps_for_profiler: Optional[int] = None
     profiler_steps: Optional[int] = None
+    max_failures: int = 3
+    max_preemptions: int = 1000
+    max_bad_nodes: int = 5
+    restart_pause_seconds: int = 10
 
 
 @dataclass
 class Container:
-    """The image that the trainer runs in; none on the local target."""
+    """The image that the trainer runs in; none on the local target. `mounts`: FROM:TO[:FLAGS], the run's folder is added."""
 
     image: Optional[str] = None
+    mounts: List[str] = field(default_factory=list)
+    workdir: Optional[str] = None
 
 
 @dataclass
@@ -218,10 +232,40 @@ class Trainer:
 
 
 @dataclass
+class Slurm:
+    """What a SLURM cluster wants to be told: sbatch's options by their names, minutes and seconds where the name says so.
+
+    `gpus`: how GPUs are asked for: gpus-per-node, gres, or none where a node comes with all of them. `spare_nodes`: nodes
+    beyond the mesh, to go on without a bad one. `setup`: shell lines before the start. `sbatch`, `srun`: further options.
+    """
+
+    account: Optional[str] = None
+    partition: Optional[str] = None
+    qos: Optional[str] = None
+    reservation: Optional[str] = None
+    constraint: Optional[str] = None
+    nodelist: Optional[str] = None
+    exclude: Optional[str] = None
+    time_minutes: int = 240
+    signal_seconds: int = 720
+    gpus: str = "gpus-per-node"
+    cpus_per_node: Optional[int] = None
+    exclusive: bool = True
+    segment: bool = True
+    requeue: bool = True
+    spare_nodes: int = 0
+    mpi: str = "none"
+    setup: List[str] = field(default_factory=list)
+    sbatch: Dict[str, Any] = field(default_factory=dict)
+    srun: Dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
 class Target:
-    """Where the bundle runs."""
+    """Where the bundle runs. `slurm` is read by the slurm target alone."""
 
     kind: str = "local"
+    slurm: Slurm = field(default_factory=Slurm)
 
 
 @dataclass
@@ -255,8 +299,17 @@ MAXTEXT_GROUPS = ("trainer", "precision", "moe", "remat", "data", "checkpoint", 
 OWN_WORDS: Dict[str, frozenset[str]] = {
     "trainer": frozenset({"maxtext", "module", "start", "stop_grace_seconds", "coordinator_timeout_seconds"}),
     "checkpoint": frozenset({"directory"}),
+    "monitor": frozenset({"max_failures", "max_preemptions", "max_bad_nodes", "restart_pause_seconds"}),
 }
 """The fields of those groups that are the launcher's own words."""
 
-OPEN_DICTS = ("maxtext", "xla.flags", "env.vars", "fabric.vars", "model.overrides")
+OPEN_DICTS = (
+    "maxtext",
+    "xla.flags",
+    "env.vars",
+    "fabric.vars",
+    "model.overrides",
+    "target.slurm.sbatch",
+    "target.slurm.srun",
+)
 """Where any key may be added; whether it exists is checked against MaxText or XLA, not against this schema."""

@@ -75,6 +75,17 @@ def _named_secret(path: str, text: str) -> bool:
     return free and not harmless and (sounds_secret(name) or name in TOKEN_KEYS)
 
 
+_ASSIGNED = re.compile(r"""\b([A-Za-z_]\w*)=("[^"]*"|'[^']*'|[^\s;&|]+)""")
+
+
+def _in_shell(line: str) -> Iterator[tuple[str, str]]:
+    """Each NAME=VALUE of a shell line whose name says that its value is a secret, unless the value comes from elsewhere."""
+    for name, value in _ASSIGNED.findall(line):
+        text = value.strip("'\"")
+        if not text.startswith(("$", "`")) and _named_secret(f"env.vars.{name}", text):
+            yield name, text
+
+
 class Found(NamedTuple):
     """A literal secret: where it stands, its text, what it looks like, the variable that should carry it."""
 
@@ -94,6 +105,8 @@ def find(experiment: Experiment) -> tuple[Found, ...]:
             found.append(Found(path, text, *shape))
         elif _named_secret(path, text):
             found.append(Found(path, text, "a secret, by its name", TOKEN_KEYS.get(name, name.upper())))
+        elif path == "target.slurm.setup":
+            found += [Found(path, value, "a secret, by its name", variable) for variable, value in _in_shell(text)]
     return tuple(found)
 
 

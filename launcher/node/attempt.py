@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import checkpoints, coordinator, environment
+from . import checkpoints, coordinator, environment, numa
 from .codes import Code, WorkerError, outcome_of, refused
 from .launch import Launch, read_adjustments, read_launch
 from .layout import AttemptFolder, BundleFolder, RunFolder, checkpoints_folder
@@ -166,7 +166,10 @@ class _Attempt:
                 os.environ, bundle, flags, launch, place, attempt=options.attempt, jit_cache=jit_cache
             )
             self._announce(launch, place, bundle)
-            trainers.start(environment.ranks_here(launch, place), argv, environments)
+            bindings, words = numa.bindings(launch.processes_per_node, launch.numa)
+            for word in words:
+                self._journal.say(word)
+            trainers.start(environment.ranks_here(launch, place), argv, environments, bindings)
             trainers.run()
         finally:
             if jit_cache is not None:

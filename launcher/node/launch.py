@@ -1,17 +1,30 @@
-"""launch.json and adjust.json: what the bundle and the monitor tell the worker."""
+"""launch.json and adjust.json: what the bundle and the monitor tell the worker and the supervisor."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
+from .budgets import Budgets
 from .codes import refused
 
 PLATFORMS = ("gpu", "cpu")
 STARTS = ("env", "autodetect")
 VERSION = 1
+
+_Kind = Union[type, tuple[type, ...]]
+
+
+@dataclass(frozen=True)
+class Container:
+    """What pyxis is told. mounts: FROM:TO[:FLAGS]. env: the variables whose value must not be the image's."""
+
+    image: str
+    mounts: tuple[str, ...] = ()
+    workdir: str | None = None
+    env: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -23,6 +36,10 @@ class Launch:
     steps: the step count that means finished. checkpoint_period: in steps.
     output_directory: MaxText's base_output_directory, None = the run's own folder.
     stop_grace_seconds: from the first stop signal to SIGKILL. coordinator_timeout_seconds: wait for its name.
+    numa: GPUs of one NUMA node, None = processes are not bound.
+    signal_seconds: before the end of the time limit, when SLURM sends its signal; None = not said.
+    For the supervisor alone: restarts; nodes_per_domain and expert_nodes, which must share an NVLink domain; srun, its
+    first words; container, None = the node's own files.
     """
 
     nodes: int
@@ -37,6 +54,13 @@ class Launch:
     output_directory: str | None
     stop_grace_seconds: float
     coordinator_timeout_seconds: float
+    numa: int | None = None
+    restarts: Budgets = field(default_factory=Budgets)
+    nodes_per_domain: int = 1
+    expert_nodes: int = 1
+    srun: tuple[str, ...] = ()
+    container: Container | None = None
+    signal_seconds: float | None = None
 
     @property
     def processes(self) -> int:
@@ -59,13 +83,8 @@ def read_launch(path: Path) -> Launch:
     """launch.json as a Launch; refuses (78) with the key, the value seen and the value wanted."""
     data = read_json(path)
 
-    def value(key: str, kind: type | tuple[type, ...], wanted: str, least: float | None = None) -> Any:
-        seen: Any = data.get(key)
-        fits = key in data and isinstance(seen, kind) and (kind is bool or not isinstance(seen, bool))
-        if not fits or (least is not None and seen < least):
-            found = json.dumps(seen) if key in data else "nothing"
-            raise refused(f"{path}: {key} is {found}, wanted {wanted}; render the bundle again")
-        return seen
+    def value(key: str, kind: _Kind, wanted: str, least: float | None = None) -> Any:
+        return _value(data, key, kind, wanted, least, path=path)
 
     def word(key: str, words: tuple[str, ...]) -> str:
         text: str = value(key, str, "one of " + ", ".join(words))
@@ -89,7 +108,55 @@ def read_launch(path: Path) -> Launch:
         output_directory=value("output_directory", (str, type(None)), "a path or null"),
         stop_grace_seconds=value("stop_grace_seconds", (int, float), "seconds >= 0", 0),
         coordinator_timeout_seconds=value("coordinator_timeout_seconds", (int, float), "seconds >= 0", 0),
+        **_optional(data, path),
     )
+
+
+def _value(data: dict[str, Any], key: str, kind: _Kind, wanted: str, least: float | None, *, path: Path) -> Any:
+    seen: Any = data.get(key)
+    fits = key in data and isinstance(seen, kind) and (kind is bool or not isinstance(seen, bool))
+    if not fits or (least is not None and seen is not None and seen < least):
+        found = json.dumps(seen) if key in data else "nothing"
+        raise refused(f"{path}: {key} is {found}, wanted {wanted}; render the bundle again")
+    return seen
+
+
+def _optional(data: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The keys that a bundle may lack, as Launch's fields; only those that are there."""
+    found: dict[str, Any] = {}
+
+    def number(source: dict[str, Any], key: str, least: int, kind: _Kind = int) -> Any:
+        return _value(source, key, kind, f"a number >= {least}", least, path=path)
+
+    def texts(source: dict[str, Any], key: str) -> tuple[str, ...]:
+        words = _value(source, key, list, "a list of texts", None, path=path)
+        if not all(isinstance(word, str) for word in words):
+            raise refused(f"{path}: {key} is {json.dumps(words)}, wanted a list of texts; render the bundle again")
+        return tuple(words)
+
+    for key in ("nodes_per_domain", "expert_nodes"):
+        if key in data:
+            found[key] = number(data, key, 1)
+    for key in ("numa", "signal_seconds"):
+        if data.get(key) is not None:
+            found[key] = number(data, key, 1 if key == "numa" else 0)
+    if "srun" in data:
+        found["srun"] = texts(data, "srun")
+    if "restarts" in data:
+        restarts = _value(data, "restarts", dict, "an object of numbers", None, path=path)
+        limits = {key: number(restarts, key, 0) for key in ("failures", "preemptions", "bad_nodes") if key in restarts}
+        if "pause_seconds" in restarts:
+            limits["pause_seconds"] = number(restarts, "pause_seconds", 0, (int, float))
+        found["restarts"] = Budgets(**limits)
+    if data.get("container") is not None:
+        container = _value(data, "container", dict, "an object with an image, or null", None, path=path)
+        found["container"] = Container(
+            _value(container, "image", str, "an image's name", None, path=path),
+            texts(container, "mounts") if "mounts" in container else (),
+            container.get("workdir"),
+            texts(container, "env") if "env" in container else (),
+        )
+    return found
 
 
 def read_adjustments(path: Path) -> dict[str, Any]:

@@ -94,7 +94,8 @@ class Observed:
 
     @property
     def error(self) -> str | None:
-        """The root exception of the last traceback chain, else a fatal error, else a logged one, else the last line."""
+        """The root exception of the last traceback chain, else a fatal error, else a logged one, else the last line
+        that is no step's."""
         return self._exception or self._fatal or self._logged or self._last_line
 
     def feed(self, line: str) -> None:
@@ -102,12 +103,12 @@ class Observed:
         text = line.strip()
         if not text:
             return
-        self._last_line = text[:_REASON]
         step = parse_step(line)
         if step is not None:
             self.first_step = step.step if self.first_step is None else self.first_step
             self.last_step = step.step
             return
+        self._last_line = text[:_REASON]
         self._feed_events(text)
         self._feed_errors(line.rstrip(), text)
 

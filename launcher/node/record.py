@@ -37,7 +37,10 @@ def process_start(pid: int) -> int | None:
 
 
 def write_started(attempt: AttemptFolder, place: Place, command: Sequence[str], started: float) -> None:
-    """attempt.json of this node: who runs the attempt, where, since when (`started`: Unix seconds)."""
+    """attempt.json of this node: who runs the attempt, where, since when (`started`: Unix seconds).
+
+    `job`: SLURM's number for it, null elsewhere; by it a job is found whose number the launcher could not note.
+    """
     write_json(
         attempt.started(place.node),
         {
@@ -49,6 +52,7 @@ def write_started(attempt: AttemptFolder, place: Place, command: Sequence[str], 
             "started": started,
             "command": list(command),
             "coordinator": place.address,
+            "job": os.environ.get("SLURM_JOB_ID"),
         },
     )
 

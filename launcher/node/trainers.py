@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from . import numa
 from .codes import refused
 from .layout import AttemptFolder
 from .observe import Observed
 from .output import Console, Journal, LineSplitter
 from .peers import Peers
 from .signals import SignalBox
-from .stopping import Act, Stopping
+from .stopping import STOP_SIGNALS, Act, Stopping
 from .verdict import RankEnd
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -78,15 +79,21 @@ class Trainers:
         self._killed_at: float | None = None
         self.why_killed = ""
 
-    def start(self, ranks: Sequence[int], argv: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
+    def start(
+        self,
+        ranks: Sequence[int],
+        argv: Sequence[str],
+        environments: Sequence[Mapping[str, str]],
+        bindings: Sequence[numa.Binding],
+    ) -> None:
         """Starts one process a rank, unless a stop signal has come. Refuses (78) a Python that cannot be started."""
-        prepare = _die_with_parent()
         for index, rank in enumerate(ranks):
             if self._box.pending:
                 return
             log = self._attempt.rank_log(rank).open("ab", buffering=0)
             try:
-                process = _spawn(argv, environments[index], prepare)
+                command = [*bindings[index].prefix, *argv]
+                process = _spawn(command, environments[index], _prepare(bindings[index].cpus))
             except OSError as error:
                 log.close()
                 self._kill("another rank could not be started")
@@ -202,9 +209,7 @@ class Trainers:
                 self._journal.say(f"{self._attempt.rank_log(trainer.rank)}: {error.strerror}; training goes on")
 
 
-def _spawn(
-    argv: Sequence[str], environment: Mapping[str, str], prepare: Callable[[], None] | None
-) -> subprocess.Popen[bytes]:
+def _spawn(argv: Sequence[str], environment: Mapping[str, str], prepare: Callable[[], None]) -> subprocess.Popen[bytes]:
     # Its own session: Ctrl-C reaches the worker alone, and SIGKILL reaches the trainer's children too.
     return subprocess.Popen(
         list(argv),
@@ -228,16 +233,23 @@ def _signal_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """What a child runs before exec so that the kernel kills it when the worker dies, even of SIGKILL. Linux only."""
-    if not Path("/proc/self/stat").exists():
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
+def _prepare(cpus: frozenset[int]) -> Callable[[], None]:
+    """What a child runs before exec: the kernel kills it when the worker dies, even of SIGKILL (Linux only), it is bound
+    to its CPUs, and of the stop signals it hears SIGTERM alone: SLURM sends its warning to every process of a step, and
+    a trainer would die of SIGUSR1.
+    """
+    prctl = ctypes.CDLL(None, use_errno=True).prctl if Path("/proc/self/stat").exists() else None
     parent = os.getpid()
 
     def prepare() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died between fork and prctl
-            os._exit(1)
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:  # it died between fork and prctl
+                os._exit(1)
+        for number in STOP_SIGNALS:
+            if number != signal.SIGTERM:
+                signal.signal(number, signal.SIG_IGN)
+        if cpus:
+            numa.apply(cpus)
 
     return prepare

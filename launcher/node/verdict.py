@@ -146,9 +146,17 @@ def _failed(ends: Sequence[RankEnd], asked: Asked, first: int | None) -> _Ruling
         if not end.killed and end.returncode not in (0, None):
             code = exit_code_of(end.returncode)
             code = 1 if code in list(Code) else code  # the table's codes are ours alone
-            return code, f"rank {end.rank} {_death(end.returncode)}: {end.observed.error or 'it printed nothing'}"
+            return code, f"rank {end.rank} {_death(end.returncode)}{_last_words(end)}"
     stuck = ", ".join(str(end.rank) for end in ends if end.returncode != 0)
     return 1, f"rank(s) {stuck} had to be killed: {asked.why_killed or 'no rank ended by itself'}"
+
+
+def _last_words(end: RankEnd) -> str:
+    """What explains a rank's death; a rank killed from outside had no time to say anything about it."""
+    last = end.observed.last_step
+    if end.returncode == -signal.SIGKILL and last is not None:
+        return f" after step {last}"
+    return f": {end.observed.error or 'it printed nothing'}"
 
 
 def _death(returncode: int) -> str:

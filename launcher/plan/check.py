@@ -7,6 +7,7 @@ from launcher.config.maxtext_schema import Schema
 from launcher.config.schema import Experiment
 from launcher.issue import Issue
 from launcher.plan import (
+    check_container,
     check_env,
     check_keys,
     check_moe,
@@ -14,6 +15,7 @@ from launcher.plan import (
     check_run,
     check_secrets,
     check_shards,
+    check_slurm,
     check_te,
 )
 from launcher.plan.case import Case, Rule
@@ -23,6 +25,7 @@ from launcher.plan.model import shape, values
 RULES: tuple[Rule, ...] = (
     *check_run.RULES, *check_keys.RULES, *check_env.RULES, *check_secrets.RULES,
     *check_moe.RULES, *check_te.RULES, *check_shards.RULES, *check_remat.RULES,
+    *check_slurm.RULES, *check_container.RULES,
 )  # fmt: skip
 """A rule takes a case and yields issues; it raises nothing, whatever the values are."""
 

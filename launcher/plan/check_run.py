@@ -20,6 +20,8 @@ MANY_STEPS = 600
 POSITIVE = (
     ("trainer.steps", 1), ("trainer.max_target_length", 1), ("trainer.gradient_accumulation_steps", 1),
     ("checkpoint.checkpoint_period", 1), ("trainer.stop_grace_seconds", 0), ("trainer.coordinator_timeout_seconds", 1),
+    ("hardware.gpus_per_numa", 1), ("monitor.max_failures", 0), ("monitor.max_preemptions", 0), ("monitor.max_bad_nodes", 0),
+    ("monitor.restart_pause_seconds", 0),
 )  # fmt: skip
 """Whole numbers with the least value that makes sense."""
 
@@ -39,7 +41,7 @@ def numbers(case: Case) -> Iterator[Issue]:
     for field, least in POSITIVE:
         group, _, key = field.partition(".")
         seen = getattr(getattr(case.experiment, group), key)
-        if seen < least:
+        if seen is not None and seen < least:
             yield error(
                 "NUMBER_RANGE", field, f"{field}={seen}, wanted {least} or more", f"type {field}={max(least, 1)}"
             )
@@ -179,7 +181,7 @@ def target(case: Case) -> Iterator[Issue]:
                 "TARGET_NODES",
                 "target",
                 message,
-                "`render` writes the bundle; start it with your scheduler, or choose another target=NAME",
+                "type target=slurm, or start the bundle that `render` writes with your scheduler",
             )
         if experiment.trainer.start == "autodetect":
             message = "trainer.start=autodetect lets JAX ask the scheduler for the processes, and target=local has none"

@@ -9,6 +9,9 @@ from launcher.config.secrets import find, format_of, hide, sounds_secret
 from launcher.issue import Issue
 from launcher.plan.case import Case, Rule, error
 
+LISTS = ("target.slurm.setup", "container.mounts")
+"""Fields that are lists: null would not take their place."""
+
 
 def literals(case: Case) -> Iterator[Issue]:
     """One issue for each place that holds a secret."""
@@ -19,6 +22,7 @@ def literals(case: Case) -> Iterator[Issue]:
         # A variable's name is safe to show, a path is not when the secret stands where a name should be.
         field = hide(path, secrets)
         away = "" if field != path else f"~{path} " if base in OPEN_DICTS else f"{path}=null "
+        away = f"'{path}=[]' " if path in LISTS else away
         away = f"'{path}=[{variable}]' " if path == "env.secrets" else away
         names = [*(n for n in case.experiment.env.secrets if format_of("", n) is None), variable]
         listed = "" if path == "env.secrets" else f"'env.secrets=[{','.join(dict.fromkeys(names))}]' "

@@ -34,6 +34,7 @@ class MeshPlan:
         ici, dcn: resolved size of every axis of `AXES`, in that order.
         expert_parallel: ranks of one expert-parallel (EP) group.
         expert_groups: number of EP groups.
+        expert_nodes: nodes that one EP group spans, at most.
         experts_in_domain: every EP group lies in one NVLink domain (found by going through all groups).
         expert_statement: the same as a sentence with the numbers.
     """
@@ -44,6 +45,7 @@ class MeshPlan:
     nodes: int
     domains: int
     expert_groups: int
+    expert_nodes: int
     experts_in_domain: bool
     expert_statement: str
 
@@ -106,8 +108,8 @@ def expert_groups(ici: Mapping[str, int], dcn: Mapping[str, int]) -> Iterator[tu
         yield tuple(sum(start) + member for member in members)
 
 
-def _prove(experiment: Experiment, ici: Mapping[str, int], dcn: Mapping[str, int]) -> tuple[int, bool, str]:
-    """Number of EP groups, whether each lies in one domain, and the sentence that says so; every group is looked at."""
+def _prove(experiment: Experiment, ici: Mapping[str, int], dcn: Mapping[str, int]) -> tuple[int, int, bool, str]:
+    """Number of EP groups, nodes of one, whether each lies in one domain, and the sentence; every group is looked at."""
     size, domain, per_node = ici["expert"] * dcn["expert"], math.prod(ici.values()), experiment.hardware.gpus_per_node
     count, crossing, nodes, consecutive = 0, 0, 0, True
     for group in expert_groups(ici, dcn):
@@ -116,13 +118,13 @@ def _prove(experiment: Experiment, ici: Mapping[str, int], dcn: Mapping[str, int
         nodes = max(nodes, len({rank // per_node for rank in group}))
         consecutive &= group[-1] - group[0] == size - 1
     if size == 1:
-        return count, True, "no expert parallelism: every rank holds all experts"
+        return count, nodes, True, "no expert parallelism: every rank holds all experts"
     groups = f"{count} expert group{'s' if count > 1 else ''} of {size} {'consecutive ' if consecutive else ''}ranks"
     ranks = f"{groups} on {nodes} node{'s' if nodes > 1 else ''}"
     if crossing:
-        return count, False, f"{ranks}, {crossing} of them cross NVLink domains"
+        return count, nodes, False, f"{ranks}, {crossing} of them cross NVLink domains"
     kind, device = ("domain", "CPU devices") if experiment.hardware.platform == "cpu" else ("NVLink domain", "GPUs")
-    return count, True, f"{ranks}, {'each ' if count > 1 else ''}inside one {kind} of {domain} {device}"
+    return count, nodes, True, f"{ranks}, {'each ' if count > 1 else ''}inside one {kind} of {domain} {device}"
 
 
 def _error(code: str, field: str, message: str, hint: str) -> Issue:
@@ -277,6 +279,6 @@ def lay_out(experiment: Experiment) -> tuple[MeshPlan | None, list[Issue]]:
     misfit = _misfit(experiment, filled_ici, filled_dcn)
     if misfit:
         return None, [misfit]
-    count, inside, statement = _prove(experiment, filled_ici, filled_dcn)
+    count, spanned, inside, statement = _prove(experiment, filled_ici, filled_dcn)
     nodes = math.prod(filled_ici.values()) * domains // gpus
-    return MeshPlan(filled_ici, filled_dcn, gpus, nodes, domains, count, inside, statement), []
+    return MeshPlan(filled_ici, filled_dcn, gpus, nodes, domains, count, spanned, inside, statement), []

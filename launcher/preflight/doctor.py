@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -143,10 +145,34 @@ def _machine(runs: Path) -> list[Finding]:
     return found
 
 
+def _slurm() -> list[Finding]:
+    """SLURM's commands, the cluster that they reach, and submitit."""
+    version = _output("sbatch", "--version")
+    config = _output("scontrol", "show", "config") if version is not None else None
+    cluster = re.search(r"^ClusterName\s*=\s*(\S+)", config or "", re.MULTILINE)
+    seen, cure = "no sbatch on the PATH", "work on a login node of the cluster (often after `module load slurm`)"
+    if version is not None:
+        seen, cure = (
+            f"{version}, its controller does not answer",
+            "scontrol ping tells which one is asked; see SLURM_CONF",
+        )
+    if cluster is not None:
+        seen, cure = f"{version}, cluster {cluster[1]}", ""
+    try:
+        submitit: str | None = importlib.metadata.version("submitit")
+    except importlib.metadata.PackageNotFoundError:
+        submitit = None
+    extra = "" if submitit else "python3 -m pip install 'launcher[slurm]'"
+    return [
+        Finding("SLURM", cluster is not None, seen, cure, True, "target=slurm"),
+        Finding("submitit", submitit is not None, submitit or "not installed", extra, True, "target=slurm"),
+    ]
+
+
 def examine(python: str = sys.executable, runs: Path = Path("runs")) -> list[Finding]:
     """Everything that can be seen without starting a trainer; takes about a second."""
     launcher = Finding("launcher", sys.version_info >= (3, 11), f"Python {sys.version.split()[0]} ({sys.executable})")
-    return [launcher, *_python(python), *_machine(runs.absolute())]
+    return [launcher, *_python(python), *_machine(runs.absolute()), *_slurm()]
 
 
 def text(findings: list[Finding]) -> str:

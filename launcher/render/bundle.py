@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.issue import Issue, Refused, Severity
+from launcher.plan.mesh import MeshPlan
 from launcher.plan.plan import Plan
-from launcher.render import env, experiment, launch, local, maxtext, plan_text, xla
+from launcher.render import env, experiment, launch, local, maxtext, plan_text, slurm, xla
 from launcher.render.folder import Bundle, read, seal, verify, write
 
 __all__ = ["Bundle", "read", "render", "seal", "verify", "write"]
@@ -22,7 +23,16 @@ def _node_sources() -> Mapping[str, bytes]:
     return {f"node/{file.name}": file.read_bytes() for file in sorted(NODE.glob("*.py"))}
 
 
-def _texts(plan: Plan, nodes: int, processes_per_node: int, file: Mapping[str, object]) -> dict[str, str]:
+def _artefact(plan: Plan, mesh: MeshPlan) -> dict[str, str]:
+    """The target's own file, and no other target's: there is one way to start a bundle."""
+    asked = plan.experiment
+    if asked.target.kind == "slurm":
+        return {"job.sbatch": slurm.script(asked, mesh)}
+    each = mesh.processes // mesh.nodes
+    return {"run.sh": local.script(mesh.nodes, each, asked.trainer.coordinator_timeout_seconds)}
+
+
+def _texts(plan: Plan, mesh: MeshPlan, file: Mapping[str, object]) -> dict[str, str]:
     asked = plan.experiment
     return {
         "experiment.yaml": experiment.text(asked),
@@ -32,8 +42,7 @@ def _texts(plan: Plan, nodes: int, processes_per_node: int, file: Mapping[str, o
         "launch.json": launch.json_text(launch.launch(plan)),
         "plan.txt": plan_text.plan_text(plan),
         "plan.json": launch.json_text(plan_text.plan_json(plan)),
-        "run.sh": local.script(nodes, processes_per_node, asked.trainer.coordinator_timeout_seconds),
-    }
+    } | _artefact(plan, mesh)
 
 
 def render(plan: Plan) -> Bundle:
@@ -43,9 +52,8 @@ def render(plan: Plan) -> Bundle:
     """
     if plan.errors or plan.mesh is None or plan.settings is None:
         raise Refused(*plan.errors)
-    mesh = plan.mesh
     try:
-        texts = _texts(plan, mesh.nodes, mesh.processes // mesh.nodes, plan.settings.file)
+        texts = _texts(plan, plan.mesh, plan.settings.file)
     except (ValueError, TypeError) as error:
         raise Refused(Issue("VALUE_NOT_WRITABLE", Severity.ERROR, "", str(error), "give that value as text")) from error
     return seal(plan.experiment.name, {name: text.encode() for name, text in texts.items()} | dict(_node_sources()))

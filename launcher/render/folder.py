@@ -15,7 +15,7 @@ from launcher.issue import Issue, Refused, Severity
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
-ARTEFACTS: Mapping[str, str] = {"local": "run.sh"}
+ARTEFACTS: Mapping[str, str] = {"local": "run.sh", "slurm": "job.sbatch"}
 """Target -> the file that it starts from, as a person would read it."""
 EXECUTABLE = frozenset({"run.sh"})
 

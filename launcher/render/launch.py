@@ -1,4 +1,4 @@
-"""launch.json: what the worker needs to know to start the trainer's processes."""
+"""launch.json: what supervisor and worker need to know to start the trainer's processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 
 from launcher.plan.plan import Plan
+from launcher.render import slurm
+from launcher.render.container import container
 
 VERSION = 1
 """Of the file's layout; the worker refuses another one (launcher/node/launch.py)."""
@@ -15,6 +17,7 @@ def launch(plan: Plan) -> dict[str, object]:
     """The content of launch.json. `secrets` are names: their values stay in the worker's environment.
 
     steps, checkpointing and checkpoint_period are those that MaxText will see, also when set by +maxtext.KEY.
+    `signal_seconds` (before the time limit), `srun` and `container` are for the slurm target's supervisor, and empty for the others.
 
     Raises:
         ValueError: the plan has no mesh.
@@ -22,6 +25,7 @@ def launch(plan: Plan) -> dict[str, object]:
     if plan.mesh is None or plan.settings is None:
         raise ValueError("a plan without a mesh cannot be launched")
     experiment, mesh, keys = plan.experiment, plan.mesh, plan.settings.keys
+    monitor, on_slurm = experiment.monitor, experiment.target.kind == "slurm"
     return {
         "version": VERSION,
         "nodes": mesh.nodes,
@@ -37,6 +41,18 @@ def launch(plan: Plan) -> dict[str, object]:
         "stop_grace_seconds": experiment.trainer.stop_grace_seconds,
         "coordinator_timeout_seconds": experiment.trainer.coordinator_timeout_seconds,
         "secrets": sorted(experiment.env.secrets),
+        "restarts": {
+            "failures": monitor.max_failures,
+            "preemptions": monitor.max_preemptions,
+            "bad_nodes": monitor.max_bad_nodes,
+            "pause_seconds": monitor.restart_pause_seconds,
+        },
+        "signal_seconds": experiment.target.slurm.signal_seconds if on_slurm else None,
+        "nodes_per_domain": mesh.nodes_per_domain,
+        "expert_nodes": mesh.expert_nodes,
+        "numa": experiment.hardware.gpus_per_numa,
+        "srun": slurm.srun_words(experiment) if on_slurm else [],
+        "container": container(experiment) if on_slurm else None,
     }
 
 

@@ -11,6 +11,7 @@ from launcher.config.secrets import Found, find, hide
 from launcher.issue import Issue, Severity
 from launcher.plan.mesh import MeshPlan
 from launcher.plan.plan import Plan
+from launcher.plan.slurm import placement, racks, time_limit
 from launcher.render.env import PGLE
 
 WIDTH = 110
@@ -151,7 +152,26 @@ def _facts(plan: Plan, mesh: MeshPlan) -> list[tuple[str, str]]:
         total = f"; {_figure(steps)} steps = {batch.tokens * steps:,} tokens" if isinstance(steps, int) else ""
         tokens = f"{_count(batch.sequences, 'sequence')} = {batch.tokens:,} tokens a step, {batch.tokens_per_device:,} a {device}{total}"
         facts.append(("batch", tokens))
+    if plan.experiment.target.kind == "slurm":
+        facts.append(("target", _slurm(plan, mesh)))
     return facts
+
+
+def _slurm(plan: Plan, mesh: MeshPlan) -> str:
+    """What sbatch will be asked for."""
+    wanted, placed = plan.experiment.target.slurm, placement(plan.experiment, mesh)
+    if placed is None:
+        return "slurm: spare nodes that do not split, see the issues"
+    told = [_count(placed.nodes, "node")]
+    if placed.nodes > mesh.nodes:
+        each = f", {placed.spare_a_domain} a domain" if placed.spare_a_domain and mesh.domains > 1 else ""
+        told[0] += f" ({placed.nodes - mesh.nodes:,} spare{each})"
+    needed = racks(plan.experiment, placed)
+    if needed is not None:
+        told.append(f"--segment={placed.segment}: {_count(needed, 'NVLink domain')}")
+    told.append(f"{time_limit(wanted.time_minutes)} a start, {'queued again' if wanted.requeue else 'no requeue'}")
+    where = f" ({wanted.partition})" if wanted.partition else ""
+    return f"slurm{where}: {'; '.join(told)}"
 
 
 def _translation_rows(plan: Plan) -> list[tuple[str, str]]:

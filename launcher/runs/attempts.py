@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,24 @@ from launcher.issue import Refused
 from launcher.node.codes import Outcome
 from launcher.node.layout import AttemptFolder
 from launcher.node.record import write_json
+from launcher.runs.decisions import Decision, decision_of
 from launcher.runs.store import Run, RunsError, is_locked, read_object, read_object_if_there
 from launcher.targets import base
 from launcher.targets.base import Handle, Presence, Sight
 
 
 class State(StrEnum):
-    """Where a run is. The first six can change by themselves; of the others only a new attempt leads away."""
+    """Where a run is. The first seven can change by themselves; of the others only a new attempt leads away.
+
+    restarting: an attempt has ended, and its job, which is there, is about to begin the next.
+    """
 
     WAITING = "waiting"
     STARTING = "starting"
     COMPILING = "compiling"
     RUNNING = "running"
     STOPPING = "stopping"
+    RESTARTING = "restarting"
     UNKNOWN = "unknown"
     CREATED = "created"
     FINISHED = "finished"
@@ -38,7 +43,17 @@ class State(StrEnum):
     DAMAGED = "damaged"
 
 
-LIVE = frozenset({State.WAITING, State.STARTING, State.COMPILING, State.RUNNING, State.STOPPING, State.UNKNOWN})
+LIVE = frozenset(
+    {
+        State.WAITING,
+        State.STARTING,
+        State.COMPILING,
+        State.RUNNING,
+        State.STOPPING,
+        State.RESTARTING,
+        State.UNKNOWN,
+    }
+)
 
 _ENDS = {
     Outcome.FINISHED: State.FINISHED,
@@ -50,13 +65,18 @@ _ENDS = {
 POLL_SECONDS = 0.2
 """Between two looks at one run's files, where somebody waits for it."""
 
+CLOCK_SECONDS = 5.0
+"""By how much the clocks of a node and of a scheduler may differ; a requeued job rests longer than that."""
+
 COMPILE_MARK = b"Num_devices: "
 """MaxText 0.2.5 (utils/maxtext_utils.py, create_device_mesh) prints it once JAX has started on all ranks."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One run's state. `attempt`: the newest, None before the first. `result`: result.json. `reason`: one line."""
+    """One run's state. `attempt`: the newest, None before the first. `result`: result.json. `reason`: one line.
+    `decision`: a supervisor's, after the attempt's end.
+    """
 
     run: Run
     state: State
@@ -64,6 +84,7 @@ class Judged:
     handle: Handle | None = None
     result: dict[str, Any] | None = None
     reason: str = ""
+    decision: Decision | None = None
 
     @property
     def is_live(self) -> bool:
@@ -101,9 +122,14 @@ def handle_of(run: Run, attempt: AttemptFolder) -> Handle | None:
     if own is not None:
         return own
     started = read_object_if_there(attempt.started())
+    earlier = _earlier_handle(run, attempt)
+    if earlier is not None and run.target in base.SUPERVISED:
+        return earlier
     adopted = base.get(run.target).adopt(started, str(attempt.path)) if started else None
-    if adopted is not None:
-        return adopted
+    return adopted if adopted is not None else earlier
+
+
+def _earlier_handle(run: Run, attempt: AttemptFolder) -> Handle | None:
     for number in reversed(run.layout.attempt_numbers()):
         earlier = read_object_if_there(handle_file(run.layout.attempt(number)))
         if number < attempt.number and earlier is not None:
@@ -113,23 +139,15 @@ def handle_of(run: Run, attempt: AttemptFolder) -> Handle | None:
 
 def judge(runs: Sequence[Run]) -> list[Judged]:
     """The state of each, in the same order. Each target is asked once, for all of its runs that are not known to be over."""
-    found: list[Judged] = []
-    for run in runs:
-        try:
-            found.append(_from_files(run))
-        except Refused as error:
-            found.append(Judged(run, State.DAMAGED, reason=str(error)))
-    waiting: dict[str, list[int]] = {}
+    found = [by_files(run) for run in runs]
+    asked: dict[str, list[int]] = {}
     for index, judged in enumerate(found):
-        if judged.state is State.UNKNOWN and judged.handle is not None:
-            waiting.setdefault(judged.run.target, []).append(index)
-    for kind, indexes in waiting.items():
-        sights = _look(kind, [found[index].handle or {} for index in indexes])
+        if must_ask(judged):
+            asked.setdefault(judged.run.target, []).append(index)
+    for kind, indexes in asked.items():
+        sights = look(kind, [found[index].handle or {} for index in indexes])
         for index, sight in zip(indexes, sights, strict=True):
-            try:
-                found[index] = _with_sight(found[index], sight)
-            except RunsError as error:
-                found[index] = Judged(found[index].run, State.DAMAGED, found[index].attempt, reason=str(error))
+            found[index] = by_sight(found[index], sight)
     return found
 
 
@@ -138,56 +156,143 @@ def judge_one(run: Run) -> Judged:
     return judge([run])[0]
 
 
-def _look(kind: str, handles: list[Handle]) -> list[Sight]:
+def must_ask(judged: Judged) -> bool:
+    """Whether the files alone do not tell, so that the target must."""
+    return judged.state is State.UNKNOWN and judged.handle is not None
+
+
+def look(kind: str, handles: list[Handle]) -> list[Sight]:
+    """What the target of that kind sees; unknown when there is no such target here."""
     try:
         return base.get(kind).look(handles)
     except Refused as error:
         return [Sight(Presence.UNKNOWN, str(error))] * len(handles)
 
 
-def _from_files(run: Run) -> Judged:
+def by_files(run: Run) -> Judged:
     """What the files alone say; UNKNOWN with a handle when the target must be asked."""
+    try:
+        return _from_files(run)
+    except Refused as error:
+        return Judged(run, State.DAMAGED, reason=str(error))
+
+
+def by_sight(judged: Judged, sight: Sight) -> Judged:
+    """The state by what the target sees of the handle."""
+    try:
+        return _with_sight(judged, sight)
+    except RunsError as error:
+        return Judged(judged.run, State.DAMAGED, judged.attempt, reason=str(error))
+
+
+def _from_files(run: Run) -> Judged:
     if run.damage:
         raise RunsError(run.damage)
     attempt = newest(run)
     if attempt is None:
         return Judged(run, State.CREATED, reason=f"never started; start it: python -m launcher resume {run.name}")
-    result = read_object_if_there(attempt.result())
-    if result is not None:
-        return _ended(run, attempt, result)
+    result, decision = read_object_if_there(attempt.result()), None
+    if run.target in base.SUPERVISED:
+        decision = decision_of(attempt)
+    over = _over(run, attempt, result, decision)
+    if over is not None:
+        return over
     given_up = read_object_if_there(cancel_file(attempt)) or {}
     if given_up.get("given_up"):
         return Judged(run, State.CANCELLED, attempt, reason="given up by hand: its host could not be asked")
     handle = handle_of(run, attempt)
     if handle is not None:
-        return Judged(run, State.UNKNOWN, attempt, handle)
+        return Judged(run, State.UNKNOWN, attempt, handle, result, decision=decision)
     if is_locked(run):
         return Judged(run, State.STARTING, attempt)
     handle = handle_of(run, attempt)  # it may have come between the two looks
     if handle is not None:
-        return Judged(run, State.UNKNOWN, attempt, handle)
-    return Judged(run, State.DIED, attempt, reason="never began: the launcher ended before it had started the worker")
+        return Judged(run, State.UNKNOWN, attempt, handle, result, decision=decision)
+    if result is not None:
+        return _ended(run, attempt, result, decision)
+    why = "never began: the launcher ended before it had started the worker"
+    if run.target in base.SUPERVISED:
+        why = "the launcher ended before it had noted a job; if there is one, `resume` finds it"
+    return Judged(run, State.DIED, attempt, reason=why)
+
+
+def _over(run: Run, attempt: AttemptFolder, result: dict[str, Any] | None, decision: Decision | None) -> Judged | None:
+    """The end, where the files show that nothing follows by itself."""
+    stopped = decision is not None and not decision.goes_on
+    if result is not None:
+        ended = _ended(run, attempt, result, decision)
+        final = run.target not in base.SUPERVISED or stopped or ended.state in (State.FINISHED, State.CANCELLED)
+        return ended if final else None
+    if decision is None or not stopped:
+        return None
+    cancelled = read_object_if_there(cancel_file(attempt)) is not None
+    state = State.CANCELLED if cancelled else State.DIED
+    return Judged(run, state, attempt, handle_of(run, attempt), reason=decision.reason)
 
 
 def _with_sight(judged: Judged, sight: Sight) -> Judged:
-    run, attempt, handle = judged.run, judged.attempt, judged.handle
+    attempt = judged.attempt
     assert attempt is not None
     if sight.presence is Presence.UNKNOWN:
-        return Judged(run, State.UNKNOWN, attempt, handle, reason=sight.why)
+        return replace(judged, state=State.UNKNOWN, reason=_after(judged, sight.why))
     if sight.presence is Presence.WAITING:
-        return Judged(run, State.WAITING, attempt, handle, reason=sight.why)
+        return replace(judged, state=State.WAITING, reason=_after(judged, sight.why))
     cancelled = read_object_if_there(cancel_file(attempt))
     if sight.presence is Presence.ALIVE:
+        if judged.result is not None or judged.decision is not None:
+            return replace(judged, state=State.RESTARTING, reason=_next(judged))
+        if _is_of_an_earlier_start(attempt, sight.since):
+            why = (
+                f"SLURM started job {judged.handle['job']} anew" if judged.handle and "job" in judged.handle else "anew"
+            )
+            return replace(
+                judged, state=State.RESTARTING, reason=f"{why}; attempt {attempt.number + 1} is about to begin"
+            )
         if cancelled is not None:
-            return Judged(run, State.STOPPING, attempt, handle, reason="asked to save a checkpoint and end")
-        return Judged(run, _phase(attempt), attempt, handle)
-    result = read_object_if_there(attempt.result())  # it may have come between the two looks
-    if result is not None:
-        return _ended(run, attempt, result)
+            return replace(judged, state=State.STOPPING, reason="asked to save a checkpoint and end")
+        return replace(judged, state=_phase(attempt), reason=sight.why)
+    run = judged.run
+    fresh = by_files(run)  # a result, a decision or an attempt may have come between the two looks
+    if not must_ask(fresh):
+        return fresh
+    if fresh.attempt != attempt:
+        return by_sight(fresh, sight)
+    if judged.result is not None:
+        ended = _ended(run, attempt, judged.result, None)
+        return replace(ended, reason="; ".join(part for part in (ended.reason, sight.why) if part))
+    began = attempt.started().exists()
     if cancelled is not None:
-        return Judged(run, State.CANCELLED, attempt, handle, reason="killed by cancel")
-    why = "the worker is gone and left no result: killed (SIGKILL, out of memory) or the machine went down"
-    return Judged(run, State.DIED, attempt, handle, reason=why)
+        reason = "killed by cancel" if began else "cancelled before it began"
+        return replace(judged, state=State.CANCELLED, reason=reason)
+    why = sight.why or "killed (SIGKILL, out of memory) or the machine went down"
+    reason = f"the worker is gone and left no result: {why}" if began else f"it never began: {why}"
+    if judged.decision is not None:
+        reason = f"{judged.decision.reason}; {why}"
+    return replace(judged, state=State.DIED, reason=reason)
+
+
+def _is_of_an_earlier_start(attempt: AttemptFolder, since: float | None) -> bool:
+    """Whether the job has begun anew since this attempt began: the scheduler itself requeued it."""
+    started = read_object_if_there(attempt.started()) if since is not None else None
+    return started is not None and since is not None and float(started["started"]) < since - CLOCK_SECONDS
+
+
+def _after(judged: Judged, why: str) -> str:
+    """The reason of an attempt that has ended, before what holds the next one up."""
+    if judged.decision is not None:
+        return f"{why}; {judged.decision.reason}"
+    ended = judged.result.get("reason", "") if judged.result is not None else ""
+    return f"{why}; attempt {judged.attempt.number} ended: {ended}" if ended and judged.attempt else why
+
+
+def _next(judged: Judged) -> str:
+    assert judged.attempt is not None
+    if judged.decision is None:
+        ended = "" if judged.result is None else f": {judged.result.get('reason', '')}"
+        return f"attempt {judged.attempt.number} has ended{ended}; what follows is being decided"
+    left = judged.decision.at + judged.decision.pause_seconds - time.time()
+    soon = f"in {left:.0f} s, " if left >= 1 else ""
+    return f"{soon}{judged.decision.reason}"
 
 
 def _phase(attempt: AttemptFolder) -> State:
@@ -199,13 +304,18 @@ def _phase(attempt: AttemptFolder) -> State:
         return State.STARTING
 
 
-def _ended(run: Run, attempt: AttemptFolder, result: dict[str, Any]) -> Judged:
+def _ended(run: Run, attempt: AttemptFolder, result: dict[str, Any], decision: Decision | None) -> Judged:
     try:
-        state = _ENDS.get(Outcome(result["outcome"]), State.FAILED)
+        outcome = Outcome(result["outcome"])
     except (KeyError, ValueError):
         raise RunsError(f"{attempt.result()}: has no outcome that this launcher knows") from None
+    # A supervisor writes the result where no worker was left to do so.
+    unsaid = outcome is Outcome.TRAINER and result.get("by") == "supervisor"
+    state = State.DIED if unsaid else _ENDS.get(outcome, State.FAILED)
     if state is not State.FINISHED and cancel_file(attempt).exists():
         read_object(cancel_file(attempt))
         state = State.CANCELLED
-    handle = read_object_if_there(handle_file(attempt))
-    return Judged(run, state, attempt, handle, result, str(result.get("reason", "")))
+    handle = read_object_if_there(handle_file(attempt)) or _earlier_handle(run, attempt)
+    reason = str(result.get("reason", ""))
+    added = decision.added(reason) if decision is not None and state is not State.CANCELLED else ""
+    return Judged(run, state, attempt, handle, result, f"{reason}; {added}" if added else reason, decision)

@@ -6,16 +6,20 @@ import time
 from collections.abc import Callable
 
 from launcher.node import checkpoints
-from launcher.runs.attempts import POLL_SECONDS, Judged, State, judge_one, mark_cancelled
+from launcher.runs.attempts import POLL_SECONDS, Judged, State, cancel_file, judge_one, mark_cancelled
 from launcher.runs.figures import duration, tail_steps
 from launcher.runs.store import Run, RunsError
+from launcher.runs.watch import Watch
 from launcher.targets import base
 
 Say = Callable[[str], None]
 
 KILL_WAIT_SECONDS = 60.0
 """For killed processes to be gone: the kernel first frees their memory, hundreds of GB in well under a minute."""
+JOB_KILL_WAIT_SECONDS = 300.0
+"""For a killed job to be gone: SLURM's KillWait (30 s by default), its epilog, and the same."""
 _PROGRESS_SECONDS = 5.0
+_IDLE = (State.WAITING, State.RESTARTING)  # no trainer runs: in the queue, or between two attempts
 _STOP_MARGIN_SECONDS = 60.0  # beyond the worker's own grace: it kills, reaps and writes its verdict
 
 
@@ -33,14 +37,15 @@ def cancel(run: Run, say: Say, wait_seconds: float | None = None) -> int:
         reason = judged.reason or "it is being started right now"
         raise RunsError(f"{run.name} cannot be asked: {reason}", f"if it is gone for good: cancel {run.name} --now")
     if judged.state is not State.STOPPING:  # a second signal would have the worker kill
-        mark_cancelled(judged.attempt)
-        base.get(run.target).stop(judged.handle)
+        _ask(judged)
     bound = (
         wait_seconds if wait_seconds is not None else float(run.launch()["stop_grace_seconds"]) + _STOP_MARGIN_SECONDS
     )
-    say(
-        f"{run.name}: asked to save a checkpoint and end; waiting at most {duration(bound)} (to kill it instead: cancel {run.name} --now)"
-    )
+    if judged.state in _IDLE:
+        say(f"{run.name}: nothing of it is running ({judged.state}): cancelled outright")
+    else:
+        asked = f"asked to save a checkpoint and end; waiting at most {duration(bound)}"
+        say(f"{run.name}: {asked} (to kill it instead: cancel {run.name} --now)")
     ended = _wait_for_end(run, bound, say)
     if ended is None:
         say(f"{run.name}: still ending after {duration(bound)}; it goes on by itself; cancel {run.name} --now kills it")
@@ -68,22 +73,40 @@ def cancel_now(run: Run, say: Say) -> int:
         return 0
     mark_cancelled(judged.attempt)
     base.get(run.target).kill(judged.handle)
-    ended = _wait_for_end(run, KILL_WAIT_SECONDS, say)
+    supervised = run.target in base.SUPERVISED
+    bound = JOB_KILL_WAIT_SECONDS if supervised else KILL_WAIT_SECONDS
+    ended = _wait_for_end(run, bound, say)
     if ended is None:
-        say(
-            f"{run.name}: does not die of SIGKILL within {duration(KILL_WAIT_SECONDS)}: a process hangs in the kernel (driver or disk)"
-        )
+        why = f"does not die of SIGKILL within {duration(bound)}: a process hangs in the kernel (driver or disk)"
+        if supervised:
+            why = f"was told to end {duration(bound)} ago and is not gone; a node may hang: see `sinfo -R`"
+        say(f"{run.name}: {why}")
         return 2
     say(_ended_text(ended))
     return 0
 
 
+def _ask(judged: Judged) -> None:
+    """Ask for a checkpoint and the end; where nothing runs, there is nothing to save."""
+    assert judged.attempt is not None
+    assert judged.handle is not None
+    mark_cancelled(judged.attempt)
+    target = base.get(judged.run.target)
+    if judged.state in _IDLE:
+        target.kill(judged.handle)
+    else:
+        target.stop(judged.handle)
+
+
 def _wait_for_end(run: Run, seconds: float, say: Say) -> Judged | None:
     begun = told = time.monotonic()
+    watch = Watch(run)
     while True:
-        judged = judge_one(run)
+        judged = watch.look()
         if not judged.is_live:
             return judged
+        if judged.attempt is not None and judged.handle is not None and not cancel_file(judged.attempt).exists():
+            _ask(judged)  # the next attempt had begun before the last one's end was asked for
         now = time.monotonic()
         if now - begun > seconds:
             return None

@@ -6,25 +6,41 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from launcher.issue import Issue, Refused, Severity
 from launcher.runs import ending, progress, starting, store
+from launcher.runs.attempts import judge_one
 from launcher.runs.starting import Submitted
 from launcher.runs.store import Run
+from launcher.targets import base
+from launcher.targets.base import Conditions, Handle
 
 if TYPE_CHECKING:
     from launcher.plan.plan import Plan
     from launcher.render.folder import Bundle
 
 
-def submit(plan: Plan, bundle: Bundle, runs: str | None = None, detach: bool = False) -> int:
+def submit(
+    plan: Plan,
+    bundle: Bundle,
+    *,
+    runs: str | None = None,
+    detach: bool = False,
+    after: str | None = None,
+    singleton: bool = False,
+) -> int:
     """Start the bundle's run, or say why there is nothing to start; in the foreground until its end unless `detach`.
 
-    0: finished (now or before), or started with `detach`. 1: it runs already, or its configuration was refused by
-    MaxText. 2: it ended in another way. Raises launcher.issue.Refused: it cannot start here, every reason.
+    A cluster's run is never waited for. `after`: a run whose job must have ended first. `singleton`: not beside another
+    job of the same name. 0: finished (now or before), or started and not waited for. 1: it runs already, or its
+    configuration was refused by MaxText. 2: it ended in another way.
+    Raises launcher.issue.Refused: it cannot start here, every reason.
     """
     from launcher.targets import provenance
 
     origin = provenance.collect(sys.argv)
-    return _go(starting.submit(store.root(runs), bundle, plan, os.environ, origin), detach)
+    root = store.root(runs)
+    conditions = Conditions(_job_of(store.open_run(root, after)) if after else None, singleton)
+    return _go(starting.submit(root, bundle, plan, os.environ, origin, conditions=conditions), detach)
 
 
 def resume(run: Run, detach: bool = False) -> int:
@@ -42,10 +58,22 @@ def _go(submitted: Submitted, detach: bool) -> int:
     if submitted.attempt is None:
         return submitted.exit_code
     name = submitted.run.name
-    if detach:
+    if detach or submitted.run.target in base.SUPERVISED:
         _say(f"{name}: runs on by itself. See: status {name}; follow: logs {name} -f; end: cancel {name}")
         return 0
     return progress.follow(submitted.run, submitted.attempt, sys.stdout)
+
+
+def _job_of(run: Run) -> Handle | None:
+    """The job that another run shall wait for; None, and a word about it, when that run is over already."""
+    judged = judge_one(run)
+    if not judged.is_live:
+        _say(f"{run.name}: {judged.state} already, there is nothing to wait for")
+        return None
+    if judged.handle is None or "job" not in judged.handle:
+        message = f"{run.name} is no job of a cluster (target {run.target}): nothing can be queued behind it"
+        raise Refused(Issue("AFTER_RUN", Severity.ERROR, "", message, f"wait for its end: logs {run.name} -f"))
+    return judged.handle
 
 
 def _say(text: str) -> None:

@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import TextIO
 
 from launcher.node.layout import AttemptFolder
-from launcher.runs.attempts import POLL_SECONDS, judge_one
+from launcher.runs.attempts import POLL_SECONDS, Judged, State
 from launcher.runs.follow import GrowingFile
 from launcher.runs.store import Run, RunsError
+from launcher.runs.watch import Watch
 
 _ABSL = re.compile(r"[IWEF](\d{4} \d\d:\d\d:\d\d\.\d{6}) ")
 """absl's prefix, local time without a year: I1129 16:03:20.969282 140264848128896 metric_logger.py:265]."""
 _WORKER_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z ")
 """The worker's own lines: UTC."""
 _RANK_LOG = re.compile(r"rank(\d+)\.log")
+SRUN_LOG = "srun.log"
+"""In an attempt's folder: what srun and pyxis said (launcher/node/step.py)."""
 _SHOWN = 8  # ranks listed one by one in a message
 _WORKER_LOG = re.compile(r"worker(\d+)\.log")
 
@@ -77,6 +80,18 @@ def print_logs(
     return 0
 
 
+def print_all_logs(run: Run, out: TextIO, *, rank: int | None = None) -> int:
+    """print_logs of each attempt, the oldest first, each under its own line; one that printed nothing says so."""
+    _attempt(run, None)
+    for number in run.layout.attempt_numbers():
+        print(f"==> attempt {number} <==", file=out)
+        try:
+            print_logs(run, out, rank=rank, attempt=number)
+        except RunsError as nothing:
+            print(nothing, file=out)
+    return 0
+
+
 def _attempt(run: Run, asked: int | None) -> AttemptFolder:
     numbers = run.layout.attempt_numbers()
     if not numbers:
@@ -87,7 +102,7 @@ def _attempt(run: Run, asked: int | None) -> AttemptFolder:
 
 
 def _logs(attempt: AttemptFolder, rank: int | None) -> list[tuple[str, Path]]:
-    """(label, path) of the logs that are there, ranks in their order, then the workers."""
+    """(label, path) of the logs that are there: ranks in their order, the workers, and what srun said if it did."""
     found: list[tuple[int, int, str, Path]] = []
     for entry in attempt.path.iterdir():
         rank_log, worker_log = _RANK_LOG.fullmatch(entry.name), _WORKER_LOG.fullmatch(entry.name)
@@ -96,13 +111,17 @@ def _logs(attempt: AttemptFolder, rank: int | None) -> list[tuple[str, Path]]:
         elif worker_log is not None and rank is None:
             label = "worker" if worker_log.group(1) == "0" else f"worker {worker_log.group(1)}"
             found.append((1, int(worker_log.group(1)), label, entry))
+        elif entry.name == SRUN_LOG and rank is None and entry.stat().st_size:
+            found.append((2, 0, "srun", entry))
     return [(label, path) for _, _, label, path in sorted(found)]
 
 
 def _nothing(attempt: AttemptFolder, rank: int | None) -> RunsError:
     ranks = [label for label, path in _logs(attempt, None) if _RANK_LOG.fullmatch(path.name)]
     if rank is None or not ranks:
-        return RunsError(f"attempt {attempt.number} has printed nothing yet: {attempt.path}")
+        jobs = sorted(attempt.path.parent.parent.glob("slurm-*.log"), key=lambda path: path.stat().st_mtime)
+        more = f"what the job itself said: {jobs[-1]}" if jobs else ""
+        return RunsError(f"attempt {attempt.number} has printed nothing yet: {attempt.path}", more)
     shown = ", ".join(ranks) if len(ranks) <= _SHOWN else f"{ranks[0]} to {ranks[-1]}"
     return RunsError(f"attempt {attempt.number} has no rank {rank}, it has {shown}")
 
@@ -162,13 +181,14 @@ class _Followed:
 
 
 def _follow(run: Run, attempt: AttemptFolder, rank: int | None, later_ones: bool, out: TextIO) -> None:
-    followed = _Followed(attempt, rank)
-    seen = False
+    followed, watch = _Followed(attempt, rank), Watch(run)
+    seen, told = False, ""
     while True:
-        judged = judge_one(run)  # before reading: what was written before the end is then never missed
+        judged = watch.look()  # before reading: what was written before the end is then never missed
         newest = judged.attempt.number if judged.attempt is not None else attempt.number
         over = not judged.is_live or newest > attempt.number
         seen = followed.print_new(out, last=over) or seen
+        told = _tell_why_nothing_comes(judged, told)
         if not over:
             time.sleep(POLL_SECONDS)
         elif later_ones and newest > attempt.number:
@@ -179,3 +199,12 @@ def _follow(run: Run, attempt: AttemptFolder, rank: int | None, later_ones: bool
             raise _nothing(attempt, rank)
         else:
             return
+
+
+def _tell_why_nothing_comes(judged: Judged, told: str) -> str:
+    """On stderr, once each time that it is another state: the reader of stdout gets what the trainers print, only."""
+    if judged.state not in (State.WAITING, State.RESTARTING, State.UNKNOWN):
+        return ""
+    if told != judged.state:
+        print(f"{judged.run.name}: {judged.state}: {judged.reason}", file=sys.stderr, flush=True)
+    return judged.state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,13 @@ from launcher.node.layout import RunFolder
 from launcher.node.record import write_json
 from launcher.render.folder import Bundle, verify, write
 from launcher.runs import store
-from launcher.runs.attempts import POLL_SECONDS, Judged, State, handle_file, judge_one
-from launcher.runs.status import status_of
+from launcher.runs.attempts import Judged, State, by_files, handle_file, judge_one
+from launcher.runs.decisions import suspects
+from launcher.runs.status import describe, status_of
 from launcher.runs.store import Run, RunsError
+from launcher.runs.watch import pauses
 from launcher.targets import base
-from launcher.targets.base import Options, Presence
+from launcher.targets.base import NOW, Conditions, Handle, Options, Presence
 
 if TYPE_CHECKING:
     from launcher.plan.plan import Plan
@@ -39,11 +41,18 @@ class Submitted:
 
 
 def submit(
-    root: Path, bundle: Bundle, plan: Plan, environ: Mapping[str, str], provenance: Mapping[str, Any]
+    root: Path,
+    bundle: Bundle,
+    plan: Plan,
+    environ: Mapping[str, str],
+    provenance: Mapping[str, Any],
+    *,
+    conditions: Conditions = NOW,
 ) -> Submitted:
     """Make the run of this bundle, or find it, and start its next attempt if it has work left.
 
     `environ`: what the target takes its options from. `provenance`: for provenance.json, when the run is new.
+    `conditions`: of this start alone.
 
     Raises:
         Refused: the target cannot run it; every reason.
@@ -53,7 +62,7 @@ def submit(
     target = base.get(kind)
     options = target.options(environ)
     if not (root / bundle.name).exists():
-        issues = target.refusals(plan, options)
+        issues = target.refusals(plan, options, conditions)
         if issues:
             raise Refused(*issues)
         record = {
@@ -71,24 +80,25 @@ def submit(
     run = store.load(root / bundle.name)
     if run.record.get("content") != bundle.content:
         raise RunsError(f"{run.folder} holds another bundle under this name", "give this experiment another: name=...")
-    return _go_on(run, options)
+    return _go_on(run, options, conditions)
 
 
-def resume(run: Run) -> Submitted:
+def resume(run: Run, conditions: Conditions = NOW) -> Submitted:
     """Start the next attempt of a run that is not finished, as it was submitted. Raises as `submit` does."""
     options = run.record.get("options")
     if not isinstance(options, dict):
         raise store.Damaged(run.layout.run, "has no options")
-    submitted = _go_on(run, options)
+    submitted = _go_on(run, options, conditions)
     if submitted.state is State.FINISHED:
         hint = "to train on, submit the experiment with a larger trainer.steps: that is a new run"
         return Submitted(run, State.FINISHED, None, f"{submitted.message}\nnothing is left to resume; {hint}", 1)
     return submitted
 
 
-def _go_on(run: Run, options: Options) -> Submitted:
+def _go_on(run: Run, options: Options, conditions: Conditions) -> Submitted:
     with store.locked(run):
         run = store.load(run.folder)
+        _note_a_lost_start(run)
         judged = _settled(run)
         if judged.state is State.DAMAGED:
             raise RunsError(judged.reason)
@@ -96,22 +106,34 @@ def _go_on(run: Run, options: Options) -> Submitted:
             return Submitted(run, State.FINISHED, None, _finished_text(run), 0)
         if judged.is_live:
             return Submitted(run, judged.state, None, _live_text(judged), 1)
-        return _start(run, judged, options)
+        return _start(run, judged, options, conditions)
+
+
+def _note_a_lost_start(run: Run) -> None:
+    """A launcher that ended before it had noted its start may have left one in a queue: then that is the attempt's."""
+    if run.target not in base.SUPERVISED:
+        return
+    judged = by_files(run)
+    if judged.state is State.DIED and judged.attempt is not None and judged.handle is None:
+        found = base.get(run.target).find(run.layout)
+        if found is not None:
+            write_json(handle_file(judged.attempt), found)
 
 
 def _settled(run: Run) -> Judged:
     """The run's state once a worker that has written its verdict is gone too (it ends within moments)."""
     deadline = time.monotonic() + SETTLE_SECONDS
-    while True:
+    for seconds in pauses(run.target):
         judged = judge_one(run)
-        if judged.is_live or judged.handle is None or time.monotonic() > deadline:
+        if judged.is_live or judged.state is State.FINISHED or judged.handle is None or time.monotonic() > deadline:
             return judged
-        if base.get(run.target).look([judged.handle])[0].presence is not Presence.ALIVE:
+        if base.get(run.target).look([judged.handle])[0].presence not in (Presence.ALIVE, Presence.WAITING):
             return judged
-        time.sleep(POLL_SECONDS)
+        time.sleep(seconds)
+    raise AssertionError("pauses never end")
 
 
-def _start(run: Run, before: Judged, options: Options) -> Submitted:
+def _start(run: Run, before: Judged, options: Options, conditions: Conditions) -> Submitted:
     issues = verify(run.layout.bundle.path)
     if issues:
         raise Refused(*issues)
@@ -120,13 +142,14 @@ def _start(run: Run, before: Judged, options: Options) -> Submitted:
         target.kill(before.handle)  # trainers that outlived their worker would write into the same checkpoints
     number = before.attempt.number + 1 if before.attempt is not None else 1
     attempt = run.layout.attempt(number)
+    conditions = replace(conditions, exclude=(*conditions.exclude, *suspects(run)))
     try:
         attempt.path.mkdir(parents=True)
     except FileExistsError:
         message = f"{run.name}: attempt {number} was started by somebody else just now"
         raise RunsError(message, f"see: status {run.name}") from None
     try:
-        handle = target.start(run.layout, number, options)
+        handle = target.start(run.layout, number, options, conditions)
     except BaseException:
         if not any(attempt.path.iterdir()):
             attempt.path.rmdir()
@@ -134,12 +157,23 @@ def _start(run: Run, before: Judged, options: Options) -> Submitted:
     write_json(handle_file(attempt), handle)
     if options != run.record.get("options"):
         write_json(run.layout.run, {**run.record, "options": options})
-    return Submitted(run, State.STARTING, number, _started_text(run, before, number), 0)
+    text = _started_text(run, before, number, _as_what(handle, conditions))
+    return Submitted(run, State.STARTING, number, text, 0)
 
 
-def _started_text(run: Run, before: Judged, number: int) -> str:
+def _as_what(handle: Handle, conditions: Conditions) -> str:
+    """How a scheduler knows it; empty without one."""
+    if "job" not in handle:
+        return ""
+    after = [f"after job {conditions.after['job']}"] if conditions.after else []
+    after += ["not beside another of its name"] if conditions.singleton else []
+    after += [f"not on {', '.join(conditions.exclude)}"] if conditions.exclude else []
+    return f"submitted as job {handle['job']}{' (' + ', '.join(after) + ')' if after else ''}"
+
+
+def _started_text(run: Run, before: Judged, number: int, submitted: str) -> str:
     if before.attempt is None:
-        return f"{run.name}: started"
+        return f"{run.name}: {submitted or 'started'}"
     folder = run.checkpoints()
     step = checkpoints.newest(folder) if folder is not None else None
     if folder is None:
@@ -149,7 +183,9 @@ def _started_text(run: Run, before: Judged, number: int) -> str:
     else:
         source = f"resumes from the checkpoint of step {step}"
     why = f": {before.reason}" if before.reason else ""
-    return f"{run.name}: attempt {before.attempt.number} {before.state}{why}\n{run.name}: attempt {number} {source}"
+    submitted = f", {submitted}" if submitted else ""
+    ended = f"{run.name}: attempt {before.attempt.number} {before.state}{why}"
+    return f"{ended}\n{run.name}: attempt {number} {source}{submitted}"
 
 
 def _finished_text(run: Run) -> str:
@@ -166,4 +202,4 @@ def _live_text(judged: Judged) -> str:
         gone = f"if it is gone for good: cancel {name} --now"
         return f"{name}: whether attempt {attempt} still runs cannot be told: {judged.reason}; {gone}"
     ways = f"follow it: logs {name} -f; see: status {name}; end it: cancel {name}"
-    return f"{name}: attempt {attempt} is there already ({judged.state}); {ways}"
+    return f"{name}: attempt {attempt} is there already ({describe(judged).state}); {ways}"

@@ -15,6 +15,7 @@ from launcher.node.layout import AttemptFolder
 from launcher.node.steps import StepLine
 from launcher.runs.attempts import Judged, State, judge
 from launcher.runs.figures import duration, speed, tail_steps
+from launcher.runs.logs import SRUN_LOG
 from launcher.runs.store import Run, RunsError, read_object_if_there
 
 
@@ -25,7 +26,8 @@ class Status:
     Steps count from 0 as MaxText does: `last_step` 19 of `steps` 20 is the end. `step_attempt`: the attempt that
     completed it. seconds_per_step: median of the newest `speed_steps` steps, the attempt's first three left out.
     tokens_per_second_per_device: MaxText's. eta_seconds: only while it runs. checkpoint: the newest committed step.
-    restarts: attempts but the first. reason: one line, why it is not running. log: where to read on.
+    restarts: attempts but the first. job: its number at a scheduler, empty without one. reason: one line, why it is not
+    running. log: where to read on.
     """
 
     run: str
@@ -33,6 +35,7 @@ class Status:
     target: str = ""
     attempt: int | None = None
     restarts: int = 0
+    job: str = ""
     steps: int | None = None
     last_step: int | None = None
     step_attempt: int | None = None
@@ -57,7 +60,7 @@ def status_of(run: Run) -> Status:
 
 def statuses(runs: Sequence[Run]) -> list[Status]:
     """The status of each, in the same order; a target is asked once for all of its runs."""
-    return [_describe(judged, time.time()) for judged in judge(runs)]
+    return [describe(judged) for judged in judge(runs)]
 
 
 def status_json(status: Status) -> dict[str, Any]:
@@ -65,9 +68,10 @@ def status_json(status: Status) -> dict[str, Any]:
     return dataclasses.asdict(status)
 
 
-def _describe(judged: Judged, now: float) -> Status:
+def describe(judged: Judged) -> Status:
+    """The status of a run whose state is known."""
     try:
-        return _figures(judged, now)
+        return _figures(judged, time.time())
     except (RunsError, OSError, TypeError, KeyError, ValueError) as error:
         reason = str(error) if isinstance(error, RunsError) else f"cannot be read: {error!r}"
         return Status(
@@ -109,6 +113,7 @@ def _figures(judged: Judged, now: float) -> Status:
         target=run.target,
         attempt=judged.attempt.number if judged.attempt else None,
         restarts=max(0, len(numbers) - 1),
+        job=str((judged.handle or {}).get("job", "")),
         steps=steps,
         last_step=last,
         step_attempt=shown.number if lines and shown else None,
@@ -156,7 +161,11 @@ def log_of(judged: Judged) -> Path:
         log = judged.attempt.rank_log(rank)
         if log.exists():
             return log
-    return judged.attempt.worker_log()
+    worker, srun = judged.attempt.worker_log(), judged.attempt.path / SRUN_LOG
+    if not worker.exists() and srun.exists():
+        return srun
+    job = judged.run.folder / f"slurm-{(judged.handle or {}).get('job')}.log"
+    return job if not worker.exists() and job.exists() else worker
 
 
 def checkpoint_text(status: Status) -> str:
@@ -176,6 +185,8 @@ def status_text(status: Status) -> str:
         ("run", f"{status.run} on {status.target or 'an unknown target'}"),
         ("state", f"{status.state}{attempt}{restarts}{elapsed}"),
     ]
+    if status.job:
+        rows.append(("job", status.job))
     if status.reason:
         rows.append(("reason", status.reason))
     if status.last_step is not None:

@@ -20,7 +20,8 @@ from launcher.node.environment import read_env
 from launcher.node.launch import Launch, read_json, read_launch
 from launcher.node.layout import RunFolder
 from launcher.targets import processes
-from launcher.targets.base import Handle, Options, Presence, Sight
+from launcher.targets.base import NOW, Conditions, Handle, Options, Presence, Sight
+from launcher.targets.secrets import unset_secrets
 
 if TYPE_CHECKING:
     from launcher.plan.plan import Plan
@@ -37,25 +38,27 @@ def options(environ: Mapping[str, str]) -> Options:
     return {"python": os.path.abspath(shutil.which(environ.get(PYTHON, "")) or environ.get(PYTHON) or sys.executable)}
 
 
-def refusals(plan: Plan, options: Options) -> list[Issue]:
+def refusals(plan: Plan, options: Options, conditions: Conditions = NOW) -> list[Issue]:
     """What this machine lacks for the plan: nodes, GPUs, secrets, a Python with the trainer."""
     experiment, mesh = plan.experiment, plan.mesh
     if mesh is None:
         return []  # the plan's own issues say why
     variables = {name: str(value) for name, value in {**experiment.env.vars, **experiment.fabric.vars}.items()}
     return [
+        *_order_issues(conditions),
         *_size_issues(mesh.nodes, mesh.gpus_per_node, experiment.hardware.platform),
-        *_secret_issues(experiment.env.secrets),
+        *unset_secrets(experiment.env.secrets),
         *_python_issues(options["python"], experiment.trainer.module, variables),
     ]
 
 
-def start(run: RunFolder, attempt: int, options: Options) -> Handle:
+def start(run: RunFolder, attempt: int, options: Options, conditions: Conditions = NOW) -> Handle:
     """Start the worker from the run's own bundle, with its words going to attempts/<n>/worker0.log."""
     launch, secrets, variables = _read(run)
     issues = [
+        *_order_issues(conditions),
         *_size_issues(launch.nodes, launch.processes_per_node, launch.platform),
-        *_secret_issues(secrets),
+        *unset_secrets(secrets),
         *_python_issues(options["python"], launch.module, variables),
     ]
     if issues:
@@ -118,6 +121,11 @@ def adopt(started: Mapping[str, Any], folder: str) -> Handle | None:
     return {"kind": "local", **facts, "boot": None, "attempt_folder": folder}
 
 
+def find(run: RunFolder) -> Handle | None:  # noqa: ARG001  every target has these arguments
+    """None: a worker is started at once, and notes itself in attempt.json."""
+    return None
+
+
 def _is_here(handle: Handle) -> bool:
     return bool(handle["host"] == socket.gethostname() and handle["boot"] in (None, processes.boot_id()))
 
@@ -143,6 +151,13 @@ def _read(run: RunFolder) -> tuple[Launch, list[str], dict[str, str]]:
 
 def _error(code: str, field: str, message: str, hint: str) -> Issue:
     return Issue(code, Severity.ERROR, field, message, hint)
+
+
+def _order_issues(conditions: Conditions) -> list[Issue]:
+    if conditions.after is None and not conditions.singleton:
+        return []
+    message = "this machine has no queue: --after and --singleton order jobs of a cluster"
+    return [_error("LOCAL_ORDER", "target", message, "leave them out, or choose a cluster: target=slurm")]
 
 
 def _size_issues(nodes: int, processes_per_node: int, platform: str) -> list[Issue]:
@@ -176,14 +191,6 @@ def _gpus() -> int:
     except (OSError, subprocess.TimeoutExpired):
         return 0
     return sum(line.startswith("GPU ") for line in answer.stdout.splitlines())
-
-
-def _secret_issues(names: Sequence[str]) -> list[Issue]:
-    unset = [name for name in names if name not in os.environ]
-    return [
-        _error("SECRET_MISSING", "env.secrets", f"the variable {name} is not set in this shell", f"export {name}=...")
-        for name in unset
-    ]
 
 
 def _python_issues(python: str, module: str, variables: Mapping[str, str]) -> list[Issue]:

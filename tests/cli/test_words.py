@@ -60,7 +60,7 @@ def test_every_verb_shows_two_examples(verb: str, tmp_path: Path) -> None:
         ("preflight +exp=dsv3_128gpu", "the name of one check", "maxtext"),
         ("plan +exp=dsv3_128gpu --config-dir nowhere", "nowhere", "exists"),
         ("-m +exp=moe_tiny_cpu --detach", "every point at once", "leave out --detach"),
-        ("+exp=dsv3_128gpu", "32 nodes", "another target"),
+        ("+exp=dsv3_128gpu target=local", "32 nodes", "another target"),
     ],
 )
 def test_a_mistake_is_told_with_its_cure_and_ends_with_1(words: str, told: str, cure: str, tmp_path: Path) -> None:

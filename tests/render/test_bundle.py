@@ -41,11 +41,18 @@ def diff(one: Path, other: Path) -> str:
 def test_the_files_are_those_of_the_contract(bundle: Bundle) -> None:
     ours = {name for name in bundle.files if not name.startswith("node/")}
     assert ours == {
-        "experiment.yaml", "maxtext.yml", "env", "xla_flags", "launch.json", "plan.txt", "plan.json", "run.sh", "manifest.json",
+        "experiment.yaml", "maxtext.yml", "env", "xla_flags", "launch.json", "plan.txt", "plan.json", "job.sbatch", "manifest.json",
     }  # fmt: skip
     node = {name: data for name, data in bundle.files.items() if name.startswith("node/")}
     assert node == {f"node/{file.name}": file.read_bytes() for file in NODE.glob("*.py")}
-    assert bundle.artefact == bundle.files["run.sh"].decode()
+    assert bundle.artefact == bundle.files["job.sbatch"].decode()
+
+
+@pytest.mark.parametrize(("target", "artefact"), [("local", "run.sh"), ("slurm", "job.sbatch")])
+def test_a_bundle_has_its_targets_artefact_and_no_other(target: str, artefact: str, plan_of) -> None:
+    bundle = render(plan_of("+exp=moe_tiny_cpu", f"target={target}"))
+    assert {"run.sh", "job.sbatch"} & set(bundle.files) == {artefact}
+    assert bundle.artefact == bundle.files[artefact].decode()
 
 
 def test_the_manifest_can_be_checked_with_sha256sum(bundle: Bundle, tmp_path: Path) -> None:
@@ -215,8 +222,9 @@ def test_a_write_that_fails_leaves_nothing(bundle: Bundle, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("umask", "folder_mode", "script_mode"), [(0o022, 0o755, 0o755), (0o077, 0o700, 0o700)])
 def test_the_umask_is_kept_and_the_script_can_be_run(
-    umask: int, folder_mode: int, script_mode: int, bundle: Bundle, tmp_path: Path
+    umask: int, folder_mode: int, script_mode: int, plan_of, tmp_path: Path
 ) -> None:
+    bundle = render(plan_of("+exp=moe_tiny_cpu"))
     old = os.umask(umask)
     try:
         write(bundle, tmp_path / "b")

@@ -27,6 +27,10 @@ def test_the_worker_reads_what_the_plan_says(name: str, plan_of, tmp_path: Path)
         keys["checkpoint_period"],
     )
     assert read.output_directory == plan.experiment.checkpoint.directory
+    assert (read.nodes_per_domain, read.numa) == (plan.mesh.nodes_per_domain, plan.experiment.hardware.gpus_per_numa)
+    assert read.restarts.failures == plan.experiment.monitor.max_failures
+    assert read.srun[:1] == (("--ntasks-per-node=1",) if plan.experiment.target.kind == "slurm" else ())
+    assert (read.container is None) == (plan.experiment.container.image is None)
 
 
 def test_a_model_override_goes_on_the_command_line(plan_of) -> None:

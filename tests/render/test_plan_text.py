@@ -34,6 +34,7 @@ def test_the_articles_plan_says_what_an_expert_looks_for(plan_of) -> None:
         "  domains  2 NVLink domains x 16 of 18 nodes, 64 GPUs each: ranks 0-63, 64-127",
         "  experts  16 expert groups of 8 consecutive ranks on 2 nodes, each inside one NVLink domain of 64 GPUs",
         "  batch    768 sequences = 3,145,728 tokens a step, 24,576 a GPU; 15 steps = 47,185,920 tokens",
+        "  target   slurm: 32 nodes; --segment=16: 2 NVLink domains; 04:00:00 a start, queued again",
         "  xla.pgle=true      -> JAX_ENABLE_PGLE=true",
         "  remat.*=offload    -> moe_mlpwi_0, moe_mlpwi_1",
     ):

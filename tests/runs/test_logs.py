@@ -13,7 +13,7 @@ from handmade import add_attempt, gone, make_run, me
 
 from launcher.runs import store
 from launcher.runs.follow import GrowingFile
-from launcher.runs.logs import print_logs
+from launcher.runs.logs import print_all_logs, print_logs
 
 
 def stamped(second, text):
@@ -202,3 +202,24 @@ def test_a_growing_file_gives_every_line_once(tmp_path):
     assert file.lines() == ["bc", ""]
     assert file.close() == ["d"]
     assert file.close() == []
+
+
+def test_all_attempts_one_after_the_other(run):
+    add_attempt(run, handle=gone(), rank_logs={0: stamped(1, "a")})
+    add_attempt(run, handle=gone())
+    add_attempt(run, handle=gone(), rank_logs={0: stamped(2, "b"), 1: stamped(3, "c")})
+    out = io.StringIO()
+    assert print_all_logs(run, out) == 0
+    lines = out.getvalue().splitlines()
+    assert [line for line in lines if line.startswith("==>")] == [f"==> attempt {n} <==" for n in (1, 2, 3)]
+    assert "attempt 2 has printed nothing yet" in lines[3]
+    assert said([lines[1], *lines[5:]]) == [("0", "a"), ("0", "b"), ("1", "c")]
+
+
+def test_what_srun_said_is_part_of_it(run):
+    attempt = add_attempt(run, handle=gone(), rank_logs={0: stamped(1, "a")})
+    (attempt.path / "srun.log").write_text("")
+    assert said(printed(run)) == [("0", "a")]
+    (attempt.path / "srun.log").write_text("srun: error: n3: task 3: Killed\n")
+    assert "[srun] srun: error: n3: task 3: Killed" in printed(run)
+    assert printed(run, rank=0) == stamped(1, "a").splitlines()

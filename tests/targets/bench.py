@@ -32,7 +32,10 @@ AWKWARD = {
 
 
 class Harness(Protocol):
-    """What a target's own test file provides."""
+    """What a target's own test file provides.
+
+    It may have `seconds_between_looks`, where a look costs a question to a scheduler.
+    """
 
     words: list[str]
     """The overrides that choose the target."""
@@ -83,7 +86,7 @@ class Bench:
 
     def wait(self, run: store.Run, *wanted: State, seconds: float = 60) -> None:
         """Until the run is in one of these states."""
-        wait_until(lambda: status_of(run).state in wanted, seconds, lambda: status_of(run))
+        self._wait_until(lambda: status_of(run).state in wanted, seconds, run)
 
     def let_go(self, run: store.Run) -> None:
         """Ends the trainer's wait at `hold=`."""
@@ -94,16 +97,20 @@ class Bench:
             status = status_of(run)
             return status.step_attempt == attempt and status.last_step is not None and status.last_step >= step
 
-        wait_until(reached, 60, lambda: status_of(run))
+        self._wait_until(reached, 60, run)
+
+    def _wait_until(self, condition, seconds: float, run: store.Run) -> None:
+        pause = getattr(self.harness, "seconds_between_looks", 0.03)
+        wait_until(condition, seconds, lambda: status_of(run), pause)
 
 
-def wait_until(condition, seconds: float, describe=lambda: "") -> None:
+def wait_until(condition, seconds: float, describe=lambda: "", pause: float = 0.03) -> None:
     """Until `condition()` holds; a failure tells what was seen last."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds} s: {describe()}")
-        time.sleep(0.03)
+        time.sleep(pause)
 
 
 def printed(run: store.Run, **selection) -> str:

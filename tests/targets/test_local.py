@@ -207,4 +207,4 @@ def test_the_bundle_holds_no_bytecode_after_a_run(bench):
 def test_an_unknown_kind_names_the_legal_ones():
     with pytest.raises(Refused, match="'abacus'") as refused:
         base.get("abacus")
-    assert refused.value.issues[0].hint == "type target=local"
+    assert refused.value.issues[0].hint == "type target=local|slurm"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # `slurm` is no part of the package that is installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `slurm` is no part of the package that is installed
 
 from slurm.testbed.cluster import Cluster
 from slurm.testbed.install import Unavailable
@@ -88,3 +88,15 @@ def racks(session_racks: Cluster) -> Cluster:
 def each_cluster(request: pytest.FixtureRequest) -> Cluster:
     cluster: Cluster = request.getfixturevalue({"24.11": "cluster", "22.05": "old_cluster"}[request.param])
     return cluster
+
+
+@pytest.fixture
+def on_slurm(session_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A login node of the cluster: this process finds SLURM's commands. Whatever ran before may still be ending on a node."""
+    if not session_cluster.ready():
+        session_cluster.reset()
+    for name, value in session_cluster.environment().items():
+        monkeypatch.setenv(name, value)
+    for name in set(os.environ) - set(session_cluster.environment()):
+        monkeypatch.delenv(name)
+    return session_cluster

@@ -1,0 +1,247 @@
+"""The SLURM target: submits the bundle's job.sbatch, whose supervisor keeps the run alive inside its allocation.
+
+A handle is a job's number with its cluster, user and folder: any login node that reaches the controller finds the job by
+it, for any user. Nothing asks accounting (sacct), so it works without.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.issue import Issue, Refused, Severity
+from launcher.node.layout import RunFolder
+from launcher.targets import slurm_queue as queue
+from launcher.targets.base import NOW, Conditions, Handle, Options, Presence, Sight
+from launcher.targets.secrets import unset_secrets
+from launcher.targets.slurm_queue import Job, Unanswered
+from launcher.targets.slurm_reasons import sentence
+
+if TYPE_CHECKING:
+    from launcher.plan.plan import Plan
+    from launcher.targets.slurm_submit import SbatchFailed
+
+ARTEFACT = "job.sbatch"
+"""What is submitted: this file of the bundle."""
+
+# `man squeue`, JOB STATE CODES.
+_WAITS = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
+_OVER = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "LAUNCH_FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "RECONFIG_FAIL",
+        "REVOKED",
+        "TIMEOUT",
+    }
+)
+_ENDS = {
+    "BOOT_FAIL": "its nodes did not boot",
+    "CANCELLED": "it was cancelled (scancel)",
+    "DEADLINE": "its deadline passed",
+    "NODE_FAIL": "a node failed",
+    "OUT_OF_MEMORY": "it used more memory than it had asked for",
+    "PREEMPTED": "SLURM took its nodes for another job",
+    "TIMEOUT": "it reached its time limit",
+}
+_LIVES = {
+    "CONFIGURING": "its nodes are being booted",
+    "SUSPENDED": "SLURM has suspended it: another job uses its nodes",
+    "STOPPED": "it was stopped by a signal (SIGSTOP)",
+}
+_ASK_THERE = "ask on a login node of that cluster, or set SLURM_CONF"
+
+
+def options(environ: Mapping[str, str]) -> Options:  # noqa: ARG001  every target has these arguments
+    """Nothing: all that a later attempt needs is in the bundle."""
+    return {}
+
+
+def refusals(plan: Plan, options: Options, conditions: Conditions = NOW) -> list[Issue]:  # noqa: ARG001
+    """What this login node lacks: SLURM's commands, submitit, secrets. What the cluster cannot give, the plan has told."""
+    return [*_lacking(), *unset_secrets(plan.experiment.env.secrets)]
+
+
+def start(run: RunFolder, attempt: int, options: Options, conditions: Conditions = NOW) -> Handle:  # noqa: ARG001
+    """Submit job.sbatch as it lies in the bundle, working there, with the attempt's number as its argument.
+
+    Never beside another job of this run. Raises Refused: sbatch's words, or such a job; Unanswered: no controller.
+    """
+    secrets = json.loads(run.bundle.launch.read_text(encoding="utf-8")).get("secrets", [])
+    issues = [*_lacking(), *unset_secrets(secrets)]
+    if issues:
+        raise Refused(*issues)
+    from launcher.targets.slurm_submit import SbatchFailed, Submission, submit
+
+    folder = _folder(run)
+    there = queue.jobs_in(folder, _user())
+    if there:
+        raise Refused(_still_there(run, there[-1]))
+    script = folder / ARTEFACT
+    words = [f"--chdir={folder}", *_ordering(script, conditions)]
+    submission = Submission(script, words, queue.foreign(os.environ), [str(attempt)])
+    try:
+        return _handle(folder, submit(submission))
+    except SbatchFailed as failed:
+        if not queue.no_contact(failed.said):
+            raise Refused(_refused(failed)) from failed
+        late = find(run)  # it may have got there all the same; asks the controller: raises Unanswered when it is down
+        if late is None:
+            raise Unanswered(f"{failed.said}; nothing was submitted: try again") from failed
+        return late
+
+
+def find(run: RunFolder) -> Handle | None:
+    """The newest job of this user that works in the run's bundle and is not over. Raises Unanswered."""
+    folder = _folder(run)
+    there = queue.jobs_in(folder, _user())
+    return _handle(folder, there[-1].number) if there else None
+
+
+def adopt(started: Mapping[str, Any], folder: str) -> Handle | None:
+    """The job that the worker says it runs in."""
+    job = started.get("job")
+    if not job:
+        return None
+    return {
+        "kind": "slurm",
+        "job": str(job),
+        "cluster": "",
+        "user": "",
+        "folder": str(_folder(RunFolder(Path(folder).parents[1]))),
+    }
+
+
+def look(handles: Sequence[Handle]) -> list[Sight]:
+    """One squeue for all; one `scontrol show config` more when it does not know some of them."""
+    numbers = sorted({str(handle["job"]) for handle in handles if "job" in handle}, key=lambda number: number.zfill(12))
+    try:
+        known = queue.jobs(numbers)
+        lost = [handle for handle in handles if _ours(handle, known) is None]
+        site = queue.site() if lost else None
+    except Unanswered as error:
+        return [Sight(Presence.UNKNOWN, str(error))] * len(handles)
+    return [_sight(job) if (job := _ours(handle, known)) else absent(handle, site, _user()) for handle in handles]
+
+
+def stop(handle: Handle) -> None:
+    """SIGUSR1 to the job's step, whose workers have MaxText save and end; a job that has not begun is cancelled."""
+    job = _ours(handle, queue.jobs([handle["job"]]))
+    if job is None or job.state in _OVER:
+        return
+    queue.cancel(job.number, *([] if job.state in _WAITS else ["--signal=USR1"]))
+
+
+def kill(handle: Handle) -> None:
+    """scancel: SLURM ends all processes of the job, SIGTERM first and SIGKILL after its KillWait (30 s by default)."""
+    job = _ours(handle, queue.jobs([handle["job"]])) if "job" in handle else None
+    if job is not None and job.state not in _OVER:
+        queue.cancel(job.number)
+
+
+def _folder(run: RunFolder) -> Path:
+    """Where the run's jobs work."""
+    return run.path.resolve() / run.bundle.path.name
+
+
+def _handle(folder: Path, number: str) -> Handle:
+    try:
+        cluster = queue.site().cluster
+    except Unanswered:
+        cluster = ""  # the job is there all the same
+    return {"kind": "slurm", "job": number, "cluster": cluster, "user": _user(), "folder": str(folder)}
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def _ours(handle: Handle, known: Mapping[str, Job]) -> Job | None:
+    job = known.get(str(handle.get("job", "")))
+    return job if job is not None and job.folder == handle.get("folder") else None
+
+
+def _sight(job: Job) -> Sight:
+    if job.state in _WAITS:
+        return Sight(Presence.WAITING, sentence(job.number, job.reason, job.dependency, job.start))
+    if job.state in _OVER:
+        why = _ENDS.get(job.state, f"SLURM's state is {job.state}")
+        return Sight(Presence.GONE, f"job {job.number} is over: {why}")
+    return Sight(Presence.ALIVE, _LIVES.get(job.state, ""), job.start)
+
+
+def absent(handle: Handle, site: queue.Site | None, user: str) -> Sight:
+    """A job that squeue does not know, or knows as another's: over and forgotten, unless it could be hidden from `user`."""
+    if "job" not in handle or site is None:
+        return Sight(Presence.UNKNOWN, "what was noted of its job is damaged")
+    number, cluster, owner = handle["job"], handle.get("cluster"), handle.get("user")
+    if cluster and site.cluster and cluster != site.cluster:
+        why = f"job {number} is of the cluster {cluster}, this shell talks to {site.cluster}: {_ASK_THERE}"
+        return Sight(Presence.UNKNOWN, why)
+    if site.hides_jobs and owner and user not in (owner, "root"):
+        return Sight(
+            Presence.UNKNOWN, f"job {number} is {owner}'s, and this cluster hides jobs of others (PrivateData)"
+        )
+    return Sight(Presence.GONE, f"job {number} is over, and SLURM has forgotten how it ended")
+
+
+def _still_there(run: RunFolder, job: Job) -> Issue:
+    message = f"job {job.number} of {run.name} is still there ({job.state.lower()}): two would write into the same checkpoints"
+    return _issue("SLURM_JOB_THERE", "", message, f"wait for its end, or end it: scancel {job.number}")
+
+
+def _ordering(script: Path, conditions: Conditions) -> list[str]:
+    """--dependency and --exclude. On the command line they replace the script's own lines, so those are joined in."""
+    from launcher.targets.slurm_submit import lines
+
+    after = [f"afterany:{conditions.after['job']}"] if conditions.after else []
+    after += ["singleton"] if conditions.singleton else []
+    words = []
+    if after:
+        own = lines(script, "dependency")
+        words.append("--dependency=" + ",".join(([own] if own else []) + after))
+    if conditions.exclude:
+        own = lines(script, "exclude")
+        words.append("--exclude=" + ",".join(([own] if own else []) + sorted(set(conditions.exclude))))
+    return words
+
+
+def _refused(failed: SbatchFailed) -> Issue:
+    hidden = [name for name in queue.foreign(os.environ) if name.startswith("SBATCH_")]
+    hint = f"what was submitted: {shlex.join(failed.command)}"
+    if hidden:
+        hint += f" (without {', '.join(hidden)} of this shell: set target.slurm.* instead)"
+    return _issue("SBATCH_REFUSED", "target.slurm", f"sbatch refused the job: {failed.said}", hint)
+
+
+def _lacking() -> list[Issue]:
+    issues = []
+    lost = queue.missing()
+    if lost:
+        message = f"this machine has no {', '.join(lost)} on its PATH"
+        hint = "submit on a login node of the cluster (often after `module load slurm`); `launcher doctor` says what it sees"
+        issues.append(_issue("SLURM_MISSING", "target", message, hint))
+    if find_spec("submitit") is None:
+        message = "the Python that runs the launcher has no submitit"
+        issues.append(_issue("SUBMITIT_MISSING", "target", message, "python3 -m pip install 'launcher[slurm]'"))
+    return issues
+
+
+def _issue(code: str, field: str, message: str, hint: str) -> Issue:
+    return Issue(code, Severity.ERROR, field, message, hint)

@@ -1,0 +1,145 @@
+"""What follows an attempt's end: each case, and that no sequence of ends goes on for ever."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.node.budgets import (
+    LEAST_SECONDS,
+    PAUSE_LIMIT,
+    Action,
+    Allocation,
+    Budgets,
+    Charge,
+    Decision,
+    Ending,
+    Spent,
+    decide,
+    pause_before,
+)
+
+BUDGETS = Budgets(failures=2, preemptions=3, bad_nodes=1, pause_seconds=10)
+WHOLE = Allocation()
+SHORT = Allocation(enough_nodes=False)
+STUCK = Allocation(may_requeue=False)
+SHORT_AND_STUCK = Allocation(enough_nodes=False, may_requeue=False)
+LATE = Allocation(seconds_left=LEAST_SECONDS + 5)
+FAILURE, PREEMPTION, BAD_NODE = Charge.FAILURE, Charge.PREEMPTION, Charge.BAD_NODE
+NO_WORK = {"progressed": False}
+WORK = {"progressed": True}
+
+
+@pytest.mark.parametrize(
+    "case",  # code, what else is known, spent, allocation; action, pause, charged, part of the reason
+    [
+        (0, WORK, {}, WHOLE, "stop", 0, None, "it ended"),
+        (0, {"cancelled": True}, {}, WHOLE, "stop", 0, None, "it ended"),
+        (78, NO_WORK, {}, WHOLE, "stop", 0, None, "no retry helps: it ended"),
+        (75, {"cancelled": True}, {}, WHOLE, "stop", 0, None, "a person asked for the end: it ended"),
+        (1, {"cancelled": True}, {}, WHOLE, "stop", 0, None, "a person asked for the end: it ended"),
+        (79, {"misplaced": True}, {}, WHOLE, "stop", 0, None, "these nodes cannot run it: it ended"),
+        # failures of our own: in the allocation, with a pause that grows
+        (1, WORK, {}, WHOLE, "restart", 10, FAILURE, "once more on these nodes (failures: 1 of 2)"),
+        (139, NO_WORK, {"failures": 1}, WHOLE, "restart", 20, FAILURE, "failures: 2 of 2"),
+        (76, WORK, {}, WHOLE, "restart", 10, FAILURE, "failures: 1 of 2"),
+        (77, WORK, {}, WHOLE, "restart", 10, FAILURE, "failures: 1 of 2"),
+        (1, WORK, {"failures": 2}, WHOLE, "stop", 0, FAILURE, "failures: 3 of 2 allowed (monitor.max_failures)"),
+        (1, WORK, {"preemptions": 3, "bad_nodes": 1}, WHOLE, "restart", 10, FAILURE, "failures: 1 of 2"),
+        (1, WORK, {}, LATE, "requeue", 0, FAILURE, "725 s of the time limit are left"),
+        (
+            1,
+            WORK,
+            {},
+            Allocation(seconds_left=309, least_seconds=300),
+            "requeue",
+            0,
+            FAILURE,
+            "309 s of the time limit",
+        ),
+        (1, WORK, {}, Allocation(seconds_left=311, least_seconds=300), "restart", 10, FAILURE, "once more"),
+        (1, WORK, {}, STUCK, "restart", 10, FAILURE, "once more"),
+        # time limit and preemption: the queue
+        (75, WORK, {}, WHOLE, "requeue", 0, PREEMPTION, "preemptions: 1 of 3"),
+        (75, WORK, {"failures": 2}, WHOLE, "requeue", 0, PREEMPTION, "preemptions: 1 of 3"),
+        (75, WORK, {"preemptions": 3}, WHOLE, "stop", 0, PREEMPTION, "preemptions: 4 of 3 allowed"),
+        (75, WORK, {}, STUCK, "stop", 0, PREEMPTION, "target.slurm.requeue=false"),
+        (75, NO_WORK, {}, WHOLE, "requeue", 0, FAILURE, "failures: 1 of 2"),
+        (75, NO_WORK, {"failures": 2}, WHOLE, "stop", 0, FAILURE, "failures: 3 of 2 allowed"),
+        # bad nodes: a spare, else the queue without the node
+        (79, {"suspects": ("n3",)}, {}, WHOLE, "restart", 10, BAD_NODE, "once more on the other nodes"),
+        (79, {"suspects": ("n3",)}, {}, SHORT, "requeue", 0, BAD_NODE, "without n3 too few nodes are left"),
+        (79, {"suspects": ("n3",)}, {}, SHORT_AND_STUCK, "stop", 0, BAD_NODE, "may not be requeued"),
+        (79, NO_WORK, {}, WHOLE, "restart", 10, BAD_NODE, "bad nodes: 1 of 1"),
+        (
+            79,
+            NO_WORK,
+            {"bad_nodes": 1},
+            WHOLE,
+            "stop",
+            0,
+            BAD_NODE,
+            "bad nodes: 2 of 1 allowed (monitor.max_bad_nodes)",
+        ),
+        (79, NO_WORK, {"failures": 2}, WHOLE, "restart", 10, BAD_NODE, "bad nodes: 1 of 1"),
+        (1, {"suspects": ("n3",)}, {}, SHORT, "requeue", 0, FAILURE, "without n3 too few nodes are left"),
+    ],
+)
+def test_each_end(case: tuple[Any, ...]) -> None:
+    code, more, spent, allocation, action, pause, charged, said = case
+    decision = decide(Ending(code, "it ended", **more), Spent(**spent), BUDGETS, allocation)
+    assert (decision.action, decision.pause_seconds, decision.charged) == (Action(action), pause, charged)
+    assert said in decision.reason
+    assert decision.reason.endswith("it ended")
+    assert set(decision.exclude) == set(more.get("suspects", ()))
+
+
+def test_excluded_nodes_are_never_forgotten() -> None:
+    decision = decide(Ending(79, "x", suspects=("n3", "n1")), Spent(), BUDGETS, WHOLE, ["n2", "n1"])
+    assert decision.exclude == ("n1", "n2", "n3")
+
+
+def test_the_pause_doubles_up_to_its_limit() -> None:
+    pauses = [pause_before(number, Budgets(pause_seconds=10)) for number in range(1, 100)]
+    assert pauses[:4] == [10, 20, 40, 80]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == PAUSE_LIMIT
+
+
+ENDS = st.builds(
+    Ending,
+    code=st.sampled_from([75, 76, 77, 79, 1, 2, 137]),
+    reason=st.just("it ended"),
+    progressed=st.booleans(),
+    suspects=st.sets(st.sampled_from(["n0", "n1"]), max_size=2).map(tuple),
+)
+ALLOCATIONS = st.builds(
+    Allocation,
+    enough_nodes=st.booleans(),
+    seconds_left=st.none() | st.floats(-1e3, 1e6),
+    may_requeue=st.booleans(),
+)
+LIMITS = st.builds(Budgets, *(st.integers(0, 6),) * 3, st.floats(0, 100))
+
+
+@given(limits=LIMITS, data=st.data())
+def test_nothing_goes_on_for_ever(limits: Budgets, data: st.DataObject) -> None:
+    """Whatever ends follow each other, there are no more attempts than the budgets allow, and none is begun at the end of the time."""
+    spent, attempts, excluded = Spent(), 0, ()
+    while True:
+        attempts += 1
+        assert attempts <= limits.failures + limits.preemptions + limits.bad_nodes + 1
+        allocation = data.draw(ALLOCATIONS)
+        decision: Decision = decide(data.draw(ENDS), spent, limits, allocation, excluded)
+        assert set(excluded) <= set(decision.exclude)
+        if decision.action is Action.STOP:
+            break
+        assert decision.charged is not None
+        assert 0 <= decision.pause_seconds <= PAUSE_LIMIT
+        if decision.action is Action.REQUEUE:
+            assert allocation.may_requeue
+        else:
+            assert allocation.enough_nodes
+            assert allocation.seconds_left is None or allocation.seconds_left >= LEAST_SECONDS
+        spent, excluded = spent.plus(decision.charged), decision.exclude
