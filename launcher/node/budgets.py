@@ -86,13 +86,15 @@ class Ending:
 class Allocation:
     """What the job still has. enough_nodes: without those excluded. seconds_left: of its time limit, None = no end.
 
-    least_seconds: those of its end in which no attempt is begun.
+    least_seconds: those of its end in which no attempt is begun. is_over: the job ended with the attempt, and SLURM has
+    started it anew.
     """
 
     enough_nodes: bool = True
     seconds_left: Optional[float] = None
     may_requeue: bool = True
     least_seconds: float = LEAST_SECONDS
+    is_over: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,8 @@ def _way(ending: Ending, allocation: Allocation, pause: float) -> tuple[Action, 
     left = allocation.seconds_left
     if ending.code == Code.PREEMPTED:
         why = "its time or place was taken"
+    elif allocation.is_over:
+        why = "its job ended with it"
     elif not allocation.enough_nodes:
         why = f"without {', '.join(ending.suspects)} too few nodes are left" if ending.suspects else "too few nodes"
     elif left is not None and left - pause < allocation.least_seconds:

@@ -6,6 +6,7 @@ It is killed as often as its job is queued again, so all it must know lies in th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import time
@@ -117,6 +118,7 @@ class _Supervisor:
         self._planned = self._job.end  # by its time limit, Unix seconds
         self._step: Optional[step.Step] = None
         self._terminated = False
+        self._was_over = self._is_requeued = False
         self._forwarded = False
         self._looked = 0.0
         signal.signal(signal.SIGTERM, self._on_term)
@@ -182,10 +184,10 @@ class _Supervisor:
             return int(Code.PREEMPTED)
         number, decision = stop
         result = read_object(self._run.attempt(number).result()) or {}
-        say(
-            f"attempt {number} was the last: {decision.get('reason')}; to go on: python -m launcher resume {self._run.name}"
-        )
-        return int(result.get("code", 1))
+        code = int(result.get("code", 1))
+        cure = "" if code == Code.FINISHED else f"; to go on: python -m launcher resume {self._run.name}"
+        say(f"attempt {number} was the last: {decision.get('reason')}{cure}")
+        return code
 
     def _settle(self, attempt: AttemptFolder) -> None:
         """Writes what an attempt left open that ended together with its job."""
@@ -199,9 +201,7 @@ class _Supervisor:
             self._record(attempt, end, float(facts.started.get(0, {}).get("started") or time.time()))
         else:
             end = judge(read_facts(attempt))
-        decision = self._judged(attempt, end, Allocation())
-        if decision.action is not Action.STOP:
-            decision = replace(decision, action=Action.REQUEUE, pause_seconds=0.0)
+        decision = self._judged(attempt, end, Allocation(is_over=True))
         self._write(attempt, decision, end)
         say(f"attempt {attempt.number}: {decision.action.value}: {decision.reason}")
 
@@ -251,9 +251,24 @@ class _Supervisor:
 
     def _tick(self) -> None:
         """Passes a person's wish on that was noted in an attempt before this one, or before its step was there."""
+        if self._terminated and not self._was_over:
+            self._was_over = True
+            self._go_on_after_the_limit()
         if self._step is not None and not self._forwarded and self._is_cancelled():
             self._forwarded = True
             self._step.signal(signal.SIGUSR1)
+
+    def _go_on_after_the_limit(self) -> None:
+        """Has the job queued again when its time limit is what ends it: at once, SIGKILL comes within SLURM's KillWait.
+
+        Whether the budgets allow another attempt is judged at the next start, which finds this one without a decision.
+        """
+        is_limit = self._planned is not None and time.time() >= self._planned
+        if is_limit and self._job.may_requeue and not history.is_cancelled(self._run, self._options.first):
+            with contextlib.suppress(job.NoAnswer):
+                job.requeue(self._options.job, (), "")
+                self._is_requeued = True
+                say("the time limit has come before the end: back to the queue")
 
     def _is_cancelled(self) -> bool:
         """Whether a person asked for the end, looked for now and then: on a shared file system each look costs."""
@@ -286,7 +301,7 @@ class _Supervisor:
         self._job = job.show_patiently(self._options.job, CONTROLLER_SECONDS)
         if self._job.state == "RUNNING":
             self._planned = self._job.end
-        return self._job.ends_from_outside(time.time(), self._planned)
+        return self._is_requeued or self._job.ends_from_outside(time.time(), self._planned)
 
     def _decide(self, attempt: AttemptFolder, end: End, misplaced: bool) -> Decision:
         """The decision, written down."""

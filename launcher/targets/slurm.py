@@ -6,9 +6,9 @@ it, for any user. Nothing asks accounting (sacct), so it works without.
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
+import pwd
 import shlex
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -87,7 +87,7 @@ def start(run: RunFolder, attempt: int, options: Options, conditions: Conditions
     from launcher.targets.slurm_submit import SbatchFailed, Submission, submit
 
     folder = _folder(run)
-    there = queue.jobs_in(folder, _user())
+    there = queue.jobs_in(folder)
     if there:
         raise Refused(_still_there(run, there[-1]))
     script = folder / ARTEFACT
@@ -107,7 +107,7 @@ def start(run: RunFolder, attempt: int, options: Options, conditions: Conditions
 def find(run: RunFolder) -> Handle | None:
     """The newest job of this user that works in the run's bundle and is not over. Raises Unanswered."""
     folder = _folder(run)
-    there = queue.jobs_in(folder, _user())
+    there = queue.jobs_in(folder)
     return _handle(folder, there[-1].number) if there else None
 
 
@@ -127,9 +127,9 @@ def adopt(started: Mapping[str, Any], folder: str) -> Handle | None:
 
 def look(handles: Sequence[Handle]) -> list[Sight]:
     """One squeue for all; one `scontrol show config` more when it does not know some of them."""
-    numbers = sorted({str(handle["job"]) for handle in handles if "job" in handle}, key=lambda number: number.zfill(12))
+    numbers = {_number(handle) for handle in handles} - {""}
     try:
-        known = queue.jobs(numbers)
+        known = queue.jobs(sorted(numbers, key=int))
         lost = [handle for handle in handles if _ours(handle, known) is None]
         site = queue.site() if lost else None
     except Unanswered as error:
@@ -139,17 +139,27 @@ def look(handles: Sequence[Handle]) -> list[Sight]:
 
 def stop(handle: Handle) -> None:
     """SIGUSR1 to the job's step, whose workers have MaxText save and end; a job that has not begun is cancelled."""
-    job = _ours(handle, queue.jobs([handle["job"]]))
-    if job is None or job.state in _OVER:
-        return
-    queue.cancel(job.number, *([] if job.state in _WAITS else ["--signal=USR1"]))
+    job = _job(handle)
+    if job is not None and job.state not in _OVER:
+        queue.cancel(job.number, *([] if job.state in _WAITS else ["--signal=USR1"]))
 
 
 def kill(handle: Handle) -> None:
     """scancel: SLURM ends all processes of the job, SIGTERM first and SIGKILL after its KillWait (30 s by default)."""
-    job = _ours(handle, queue.jobs([handle["job"]])) if "job" in handle else None
+    job = _job(handle)
     if job is not None and job.state not in _OVER:
         queue.cancel(job.number)
+
+
+def _job(handle: Handle) -> Job | None:
+    number = _number(handle)
+    return _ours(handle, queue.jobs([number])) if number else None
+
+
+def _number(handle: Handle) -> str:
+    """The job's number; empty for a handle that is damaged: one wrong word would spoil the question for all."""
+    number = str(handle.get("job", ""))
+    return number if number.isdecimal() else ""
 
 
 def _folder(run: RunFolder) -> Path:
@@ -167,13 +177,13 @@ def _handle(folder: Path, number: str) -> Handle:
 
 def _user() -> str:
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # an id without an entry, as in many containers
         return str(os.getuid())
 
 
 def _ours(handle: Handle, known: Mapping[str, Job]) -> Job | None:
-    job = known.get(str(handle.get("job", "")))
+    job = known.get(_number(handle))
     return job if job is not None and job.folder == handle.get("folder") else None
 
 
@@ -188,7 +198,7 @@ def _sight(job: Job) -> Sight:
 
 def absent(handle: Handle, site: queue.Site | None, user: str) -> Sight:
     """A job that squeue does not know, or knows as another's: over and forgotten, unless it could be hidden from `user`."""
-    if "job" not in handle or site is None:
+    if not _number(handle) or site is None:
         return Sight(Presence.UNKNOWN, "what was noted of its job is damaged")
     number, cluster, owner = handle["job"], handle.get("cluster"), handle.get("user")
     if cluster and site.cluster and cluster != site.cluster:

@@ -71,9 +71,9 @@ def jobs(numbers: Sequence[str]) -> dict[str, Job]:
     return _listed("--states=all", f"--jobs={','.join(numbers)}") if numbers else {}
 
 
-def jobs_in(folder: Path, user: str) -> list[Job]:
-    """The jobs of `user` that are not over and work in the folder. Raises Unanswered."""
-    return [job for job in _listed(f"--user={user}").values() if job.folder == str(folder)]
+def jobs_in(folder: Path) -> list[Job]:
+    """The jobs of this user that are not over and work in the folder. Raises Unanswered."""
+    return [job for job in _listed(f"--user={os.getuid()}").values() if job.folder == str(folder)]
 
 
 def site() -> Site:

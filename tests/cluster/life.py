@@ -123,7 +123,7 @@ class Witness(threading.Thread):
     def lies(self) -> list[str]:
         """Every sample in which `status` said something else than the controller did before and after."""
         assert self.failure is None, f"status failed: {self.failure!r}"
-        assert State.RUNNING in self.states, "the witness has not seen it run"
+        assert LIVE & set(self.states), "the witness has not seen it live"
         return [f"job {sample.truth[0]}: {sample.status}" for sample in self.samples if not _is_true(sample)]
 
     @property

@@ -316,14 +316,17 @@ def test_a_node_whose_daemon_dies_leads_to_a_new_attempt(start_cluster: Callable
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_takes_longer_than_the_time_limit_still_goes_on(run: Supervised) -> None:
-    # Without SLURM's warning the limit itself is what stops the trainers, and the job's state is no longer RUNNING.
-    run.write("hold=4 attempt=1").submit("--time=1")
+@pytest.mark.parametrize("mode", ["finish", "deaf"])
+def test_a_time_limit_that_comes_before_the_end_is_survived(run: Supervised, mode: str) -> None:
+    # Without SLURM's warning the limit itself is what stops the trainers, and the job's state is no longer RUNNING. A deaf
+    # trainer lives until SIGKILL, and with it everything of the job.
+    run.write(f"hold=4 attempt=1 mode={mode}").submit("--time=1")
     run.wait_line("completed step: 3,", rank=1)
     run.wait("PENDING", seconds=150)
-    assert run.decision(1)["action"] == "requeue"
     run.cluster.start_soon(run.job)
     run.wait("COMPLETED")
+    decision = run.decision(1)
+    assert (decision["action"], decision["charged"]) == ("requeue", "preemptions" if mode == "finish" else "failures")
     assert run.result(2)["outcome"] == "finished"
 
 

@@ -59,6 +59,7 @@ WORK = {"progressed": True}
             "309 s of the time limit",
         ),
         (1, WORK, {}, Allocation(seconds_left=311, least_seconds=300), "restart", 10, FAILURE, "once more"),
+        (1, WORK, {}, Allocation(is_over=True), "requeue", 0, FAILURE, "its job ended with it, back to the queue"),
         (1, WORK, {}, STUCK, "restart", 10, FAILURE, "once more"),
         # time limit and preemption: the queue
         (75, WORK, {}, WHOLE, "requeue", 0, PREEMPTION, "preemptions: 1 of 3"),

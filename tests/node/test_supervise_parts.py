@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCH, children_of
+from worker_bench import LAUNCH, children_of
 
 from launcher.node import domains, history, job, numa, step
 from launcher.node.codes import WorkerError

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import NODE, children_of, is_alive, wait_dead
+from worker_bench import NODE, children_of, is_alive, wait_dead
 
 CHECKPOINTS = "output/demo-0a1b2c3d/checkpoints"
 

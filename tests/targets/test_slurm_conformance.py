@@ -1,51 +1,8 @@
 """The SLURM target passes the suite for all targets, on a real SLURM."""
 
-import os
-import signal
-import time
-from pathlib import Path
-
 import pytest
 from conformance import Conformance
-
-from launcher.runs.attempts import judge_one, newest
-from launcher.runs.store import read_object
-from launcher.targets import slurm_queue
-
-
-class SlurmHarness:
-    # The suite is about one attempt: the supervisor shall not start the next one by itself.
-    words = (
-        "target=slurm",
-        "monitor.max_failures=0",
-        "monitor.max_preemptions=0",
-        "monitor.max_bad_nodes=0",
-    )
-    seconds_between_looks = 0.2
-
-    def kill_worker(self, run):
-        os.kill(
-            read_object(newest(run).started())["pid"], signal.SIGKILL
-        )  # the nodes share the machine's process numbers
-
-    def preempt(self, run):
-        slurm_queue.cancel(judge_one(run).handle["job"], "--signal=USR1")  # as SLURM does before the time limit
-
-    def left_over(self, run):
-        """Supervisor, workers and trainers, whose command lines name the run's folder."""
-        deadline = time.monotonic() + 10
-        while True:
-            found = [int(entry.name) for entry in Path("/proc").iterdir() if _works_in(entry, run.folder)]
-            if not found or time.monotonic() > deadline:
-                return found
-            time.sleep(0.1)
-
-
-def _works_in(entry, folder):
-    try:
-        return entry.name.isdigit() and str(folder).encode() in (entry / "cmdline").read_bytes()
-    except OSError:
-        return False
+from slurm_harness import SlurmHarness
 
 
 class TestSlurm(Conformance):
