@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 demo: $(VENV)/ready  ## train a small MoE on this machine, in two processes with expert parallelism 2
 	$(PY) -m launcher +exp=moe_tiny_cpu
 
-test: $(VENV)/ready  ## every test that takes less than a minute
+test: $(VENV)/ready  ## the tests, with real MaxText and a real SLURM where they can be had
 	$(PY) -m pytest -m "not slow"
 
 test-slow: $(VENV)/ready  ## the long ones
@@ -17,8 +17,9 @@ lint: $(VENV)/ready  ## style and types
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-benchmark: $(VENV)/ready  ## how fast the command line is
+benchmark: $(VENV)/ready  ## how fast the command line is, and what SLURM's own commands leave to us
 	$(PY) -m benchmarks.command_line
+	$(PY) -m benchmarks.slurm
 
 golden: $(VENV)/ready  ## write the golden files anew; look at the difference before you commit it
 	LAUNCHER_UPDATE_GOLDEN=1 $(PY) -m pytest tests/render/test_golden.py

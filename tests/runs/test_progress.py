@@ -16,6 +16,7 @@ from handmade import add_attempt, add_checkpoint, gone, make_run, step_line
 
 from launcher.node.steps import StepLine
 from launcher.runs import ending, progress, store
+from launcher.runs.attempts import judge_one
 from launcher.runs.status import status_of
 
 TARGETS = Path(__file__).resolve().parent.parent / "targets"
@@ -34,6 +35,15 @@ root, orders = sys.argv[1:]
 plan = Bench(Path(root), Harness()).plan(orders)
 sys.exit(lifecycle.submit(plan, render(plan), runs=root))
 """
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path):
+    """A run that a failed test leaves behind would train for ever."""
+    yield
+    for run in store.all_runs(tmp_path):
+        if judge_one(run).is_live:
+            ending.cancel_now(run, lambda _: None)
 
 
 def foreground(root, orders, **popen):
