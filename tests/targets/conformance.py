@@ -11,7 +11,7 @@ import sys
 import threading
 
 import pytest
-from bench import AWKWARD, PERIOD, RANKS, STEPS, Bench, Harness, files_of, printed, result, submit_elsewhere, wait_until
+from bench import AWKWARD, PERIOD, RANKS, STEPS, Bench, files_of, printed, result, submit_elsewhere, wait_until
 
 from launcher.issue import Refused
 from launcher.render.bundle import render
@@ -22,9 +22,7 @@ from launcher.runs.status import status_of
 
 
 class Conformance:
-    @pytest.fixture
-    def harness(self) -> Harness:
-        raise NotImplementedError("the target's own class gives its harness")
+    """Collected through a target's class alone, whose fixture `harness` is a bench.Harness of that target."""
 
     @pytest.fixture
     def bench(self, tmp_path, harness):
