@@ -1,12 +1,17 @@
-"""Real Slurm clusters for tests, each started when the first test asks and stopped at the end.
+"""Real Slurm clusters and a real Kubernetes API server for tests, each started when the first test asks and stopped at the end.
 
 `cluster` has 4 nodes, `old_cluster` the same with Slurm 22.05, `each_cluster` is both in turn, and `racks` is 36 nodes in two
 NVL72 racks of 18, with 288 powered-down ones in 16 racks more; `start_cluster` starts any other. A test gets its cluster idle and may leave it in any state.
 `<cluster's folder>/shared` is what a site's shared file system is: containers see it where it is mounted, and only then.
 They skip where a cluster cannot be had (not root, no Debian, nothing unpacked and no network); with SLURM_TESTBED_REQUIRED=1, as
 continuous integration sets it, that is a failure.
+
+`kube` is a Kubernetes API server for all tests; `kube_cluster` a small cluster behind it, in a namespace of its own, with 8 nodes and the
+claim `runs`; `start_kube_cluster` starts any other. They skip unless the server was built (python3 -m k8s.testbed install), and with
+K8S_TESTBED_REQUIRED=1 they build it.
 """
 
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -15,8 +20,11 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `slurm` is no part of the package that is installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `slurm`, `k8s`: not installed with the package
 
+from k8s.testbed import install as kube_install
+from k8s.testbed.controller import Controller
+from k8s.testbed.server import ApiServer
 from slurm.testbed.cluster import Cluster
 from slurm.testbed.install import Unavailable
 from slurm.testbed.settings import VERSIONS, Settings
@@ -26,6 +34,7 @@ from slurm.testbed.settings import VERSIONS, Settings
 REQUEUE_DELAY = 10
 
 Start = Callable[..., Cluster]
+NAMESPACES = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -115,3 +124,32 @@ def on_slurm(session_login: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster
     for name in set(os.environ) - set(environment):
         monkeypatch.delenv(name)
     return session_login
+
+
+@pytest.fixture(scope="session")
+def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    if not os.environ.get("K8S_TESTBED_REQUIRED") and kube_install.installed() is None:
+        pytest.skip(f"no API server here: {kube_install.obstacle() or 'python3 -m k8s.testbed install builds one'}")
+    with ApiServer(tmp_path_factory.mktemp("kube")) as server:
+        yield server
+
+
+@pytest.fixture
+def start_kube_cluster(kube: ApiServer, tmp_path: Path) -> Iterator[Callable[..., Controller]]:
+    """Starts a cluster in a new namespace with any of Controller's settings; `tmp_path/volume` plays its claims."""
+    started: list[Controller] = []
+
+    def start(**settings: Any) -> Controller:
+        settings = {"namespace": f"test-{next(NAMESPACES)}", **settings}
+        started.append(Controller(kube, tmp_path / "volume", **settings).start())
+        return started[-1]
+
+    yield start
+    for cluster in started:
+        cluster.stop()
+    assert [error for cluster in started for error in cluster.errors] == []
+
+
+@pytest.fixture
+def kube_cluster(start_kube_cluster: Callable[..., Controller]) -> Controller:
+    return start_kube_cluster()
