@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 demo: $(VENV)/ready  ## train a small MoE on this machine, in two processes with expert parallelism 2
 	$(PY) -m launcher +exp=moe_tiny_cpu
 
-test: $(VENV)/ready  ## the tests, with real MaxText and a real SLURM where they can be had
+test: $(VENV)/ready  ## the tests, with real MaxText, SLURM and a Kubernetes API server where they can be had
 	$(PY) -m pytest -m "not slow"
 
 test-slow: $(VENV)/ready  ## the long ones
@@ -17,18 +17,20 @@ lint: $(VENV)/ready  ## style and types
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-benchmark: $(VENV)/ready  ## how fast the command line is, and what SLURM's own commands leave to us
+benchmark: $(VENV)/ready  ## how fast the command line and the log reader are, what SLURM's own commands leave to us, how good predictions are
 	$(PY) -m benchmarks.command_line
 	$(PY) -m benchmarks.slurm
+	$(PY) -m benchmarks.prediction
+	$(PY) -m benchmarks.reading
 
 golden: $(VENV)/ready  ## write the golden files anew; look at the difference before you commit it
-	LAUNCHER_UPDATE_GOLDEN=1 $(PY) -m pytest tests/render/test_golden.py
+	LAUNCHER_UPDATE_GOLDEN=1 $(PY) -m pytest tests/render/test_golden.py tests/k8s/test_base.py -k 'golden or example'
 
 $(VENV)/ready: pyproject.toml
 	PYTHON="$(PYTHON)" tools/find_python.sh > /dev/null
 	"$$(PYTHON='$(PYTHON)' tools/find_python.sh)" -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet -e '.[local,slurm,dev]'
+	$(PY) -m pip install --quiet -e '.[local,slurm,kubernetes,aot,dev]'
 	touch $@
 
 clean:  ## what the targets above made; runs stay

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-NEEDS_A_RUN = {"status", "logs", "cancel", "resume"}
+NEEDS_A_RUN = {"status", "logs", "events", "cancel", "resume"}
 HYDRAS = {"--cfg", "--info", "--hydra-help"}
 
 
@@ -44,9 +44,9 @@ def verb(words: list[str]) -> str:
 
 def tried(words: list[str]) -> list[str]:
     """The words to type here: what would train goes through `plan`, which composes and passes the same checks."""
-    if verb(words) not in ("submit", "preflight") or HYDRAS & set(words) or words == ["--help"]:
+    if verb(words) not in ("submit", "preflight") or HYDRAS & set(words) or "--help" in words:
         return words
-    overrides = [word for word in words if "=" in word]
+    overrides = [word for word in words if "=" in word and not word.startswith("-")]
     return ["plan", *(word.split(",")[0] if "'" not in word else word for word in overrides)]
 
 

@@ -87,7 +87,9 @@ def loaded_after(*words: str) -> set[str]:
     return {name.split(".")[0] for name in done.stdout.split()}
 
 
-@pytest.mark.parametrize("words", [("--help",), ("runs",), ("status", "none"), ("logs", "none"), ("cancel", "none")])
+@pytest.mark.parametrize(
+    "words", [("--help",), ("runs",), ("status", "none"), ("logs", "none"), ("events", "none"), ("cancel", "none")]
+)
 def test_the_front_door_loads_nothing_heavy(words: tuple[str, ...]) -> None:
     assert not loaded_after(*words) & {
         "hydra",

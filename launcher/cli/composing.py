@@ -1,4 +1,4 @@
-"""The verbs that compose an experiment: submit, plan, render, preflight, diff."""
+"""The verbs that compose an experiment: submit, render, diff (plan, search: cli/planning.py; preflight: cli/preflight.py)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ def _search_path(options: argparse.Namespace) -> tuple[Path, ...]:
         raise Refused(Issue("CONFIG_DIR", Severity.ERROR, "", str(error), "name a folder that exists")) from error
 
 
-def _composer(options: argparse.Namespace) -> Composer:
+def composer_of(options: argparse.Namespace) -> Composer:
+    """What composes experiments from the launcher's folder of groups and the user's own."""
     from launcher.config.compose import Composer
 
     return Composer(_search_path(options))
 
 
-def _plan(composer: Composer, words: Sequence[str]) -> Plan:
+def planned(composer: Composer, words: Sequence[str]) -> Plan:
+    """The plan of the experiment that the words compose; Refused when they compose none."""
     from launcher.plan.plan import make
 
     composed = composer.compose(words)
@@ -45,33 +47,18 @@ def _plan(composer: Composer, words: Sequence[str]) -> Plan:
     return make(composed.experiment)
 
 
-def _sound(plan: Plan) -> Plan:
+def sound(plan: Plan) -> Plan:
     """The plan, if nothing forbids it; else every issue is told."""
     if plan.errors:
         raise Refused(*plan.issues)
     return plan
 
 
-def plan(words: list[str]) -> int:
-    """What the experiment means; exit code 1 when something forbids it."""
-    parser = composing_parser(
-        "plan",
-        "What an experiment means: mesh, NVLink domains, batch, MaxText's keys, every problem.",
-        ["plan +exp=dsv3_128gpu", "plan +exp=dsv3_128gpu mesh.ici.expert=4 mesh.ici.fsdp=16 --json"],
-    )
-    parser.add_argument("--json", action="store_true", help="the same for scripts, on stdout")
-    options = parser.parse_intermixed_args(words)
-    from launcher.render.plan_text import issues_json, plan_json, plan_text
-
-    try:
-        made = _plan(_composer(options), options.overrides)
-    except Refused as refused:
-        if not options.json:
-            raise
-        print(json.dumps({"issues": issues_json(refused.issues)}, indent=2))
-        return 1
-    print(json.dumps(plan_json(made), indent=2) if options.json else plan_text(made), end="\n" if options.json else "")
-    return 1 if made.errors else 0
+def sound_mesh(plan: Plan) -> Plan:
+    """The plan, if its mesh can be laid out; else every issue is told."""
+    if plan.mesh is None:
+        raise Refused(*plan.issues)
+    return plan
 
 
 def render(words: list[str]) -> int:
@@ -86,21 +73,43 @@ def render(words: list[str]) -> int:
         "--out", metavar="DIR", help="the folder to write; it must be new, empty, or hold the same bundle"
     )
     where.add_argument("--print", action="store_true", dest="to_stdout", help="only the target's artefact, on stdout")
+    parser.add_argument(
+        "--format",
+        choices=("bundle", "kustomize"),
+        default="bundle",
+        help="kustomize: a base of the Kubernetes manifest (default kustomize/NAME; an earlier base there is replaced)",
+    )
     options = parser.parse_intermixed_args(words)
+    if options.to_stdout and options.format == "kustomize":
+        parser.error("--format kustomize is a folder of files: it goes with --out, not with --print")
     from launcher.render.bundle import render as rendered
     from launcher.render.bundle import write
 
-    made = _sound(_plan(_composer(options), options.overrides))
+    made = sound(planned(composer_of(options), options.overrides))
     bundle = rendered(made)
     print_issues(made.issues)
     if options.to_stdout:
         sys.stdout.write(bundle.artefact)
         return 0
+    if options.format == "kustomize":
+        return _write_kustomize(bundle, options.out)
     folder = Path(options.out) if options.out else Path("bundles") / bundle.name
     write(bundle, folder)
     print(f"{folder}: {len(bundle.files)} files, content {bundle.content[:16]}")
     for name in sorted(bundle.files):
         print(f"  {name}")
+    return 0
+
+
+def _write_kustomize(bundle: Bundle, out: str | None) -> int:
+    """A kustomize base as a folder (default kustomize/NAME). Files of an earlier base are replaced, others left alone."""
+    from launcher.render.kustomize import base
+
+    folder, files = Path(out) if out else Path("kustomize") / bundle.name, base(bundle)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    print(f"{folder}: a kustomize base, {', '.join(files)}")
     return 0
 
 
@@ -122,15 +131,37 @@ def submit(words: list[str]) -> int:
     parser.add_argument(
         "--singleton", action="store_true", help="not beside another job of the same experiment name (a cluster only)"
     )
+    parser.add_argument(
+        "--at-once", type=int, metavar="N", help="with -m: at most N runs of one job array at the same time"
+    )
+    parser.add_argument(
+        "--dry-run", choices=["server"], help="let the cluster's server judge it; nothing is submitted or written"
+    )
     add_runs(parser)
     hydra_ways.add_options(parser)
     options = parser.parse_intermixed_args(words)
     if any(getattr(options, name) for name in hydra_ways.OPTIONS):
         return hydra_ways.answer(options, options.overrides, _search_path(options))
+    if options.dry_run:
+        return _rehearse(options)
+    if options.at_once is not None and (options.at_once < 1 or not options.multirun):
+        message = f"--at-once {options.at_once} wants a sweep (-m), and a number of 1 or more"
+        raise Refused(Issue("AT_ONCE", Severity.ERROR, "", message, "-m KEY=A,B,C --at-once 2"))
     if options.multirun:
         return _sweep(options)
-    made = _plan(_composer(options), options.overrides)
+    made = planned(composer_of(options), options.overrides)
     return _start(made, options)
+
+
+def _rehearse(options: argparse.Namespace) -> int:
+    from launcher.cli import cluster
+
+    if options.multirun:
+        hint = "name one point: leave out -m"
+        raise Refused(Issue("DRY_RUN", Severity.ERROR, "", "--dry-run judges one experiment, -m is several", hint))
+    made = sound(planned(composer_of(options), options.overrides))
+    print_issues(made.issues)
+    return cluster.dry_run(made)
 
 
 def _start(made: Plan, options: argparse.Namespace) -> int:
@@ -138,7 +169,7 @@ def _start(made: Plan, options: argparse.Namespace) -> int:
     from launcher.render.bundle import render as rendered
     from launcher.runs import lifecycle
 
-    _sound(made)
+    sound(made)
     print_issues(made.issues)
     return lifecycle.submit(
         made,
@@ -171,6 +202,8 @@ def _sweep(options: argparse.Namespace) -> int:
     from launcher.cli import hydra_ways
     from launcher.config.overrides import is_hydra_word
     from launcher.plan.plan import make
+    from launcher.render.bundle import render as rendered
+    from launcher.runs import lifecycle
 
     path = _search_path(options)
     if any(is_hydra_word(word) for word in options.overrides):
@@ -185,13 +218,13 @@ def _sweep(options: argparse.Namespace) -> int:
         codes: list[int] = []
         hydra_ways.multirun(options.overrides, path, job)
         return max(codes, default=0)
-    composer = _composer(options)
+    composer = composer_of(options)
     jobs = hydra_ways.points(options.overrides, path)
     plans = []
     wrong = 0
     for words in jobs:
         try:
-            plans.append(_sound(_plan(composer, words)))
+            plans.append(sound(planned(composer, words)))
         except Refused as refused:
             wrong += 1
             print(f"sweep point {shlex.join(words)}:", file=sys.stderr)
@@ -207,44 +240,19 @@ def _sweep(options: argparse.Namespace) -> int:
             )
         )
     _one_after_the_other(plans, options.detach)
-    codes = []
-    for number, (words, made) in enumerate(zip(jobs, plans, strict=True), start=1):
-        print(f"[{number}/{len(jobs)}] {shlex.join(words)}", flush=True)
-        codes.append(_start(made, options))
-    return max(codes)
 
+    def introduce(place: int) -> None:
+        print(f"[{place + 1}/{len(jobs)}] {shlex.join(jobs[place])}", flush=True)
+        print_issues(plans[place].issues)
 
-def preflight(words: list[str]) -> int:
-    """Ask the real thing."""
-    parser = composing_parser(
-        "preflight",
-        "Let MaxText itself read the configuration, on as many fake devices as there will be GPUs (seconds, no GPU).",
-        [
-            "preflight maxtext +exp=dsv3_128gpu",
-            "preflight maxtext +exp=dsv3_128gpu --python /opt/venv/bin/python --json",
-        ],
+    return lifecycle.sweep(
+        [(made, rendered(made)) for made in plans],
+        introduce,
+        runs=options.runs,
+        after=options.after,
+        singleton=options.singleton,
+        at_once=options.at_once,
     )
-    parser.add_argument(
-        "--python", metavar="PY", help="a Python that has MaxText (default: the one that runs the launcher)"
-    )
-    parser.add_argument("--json", action="store_true", help="the same for scripts, on stdout")
-    checks = ("maxtext",)
-    named = [word for word in words if word in checks]
-    options = parser.parse_intermixed_args([word for word in words if word not in checks])
-    if len(named) != 1:
-        raise Refused(
-            Issue(
-                "CHECK_UNKNOWN",
-                Severity.ERROR,
-                "",
-                "preflight wants the name of one check",
-                f"there are: {', '.join(checks)}",
-            )
-        )
-    from launcher.cli.checking import maxtext
-
-    made = _sound(_plan(_composer(options), options.overrides))
-    return maxtext(made, options.python, options.json)
 
 
 def _bundle_of(word: str, composer: Composer, runs: str | None) -> Bundle | Path:
@@ -252,7 +260,7 @@ def _bundle_of(word: str, composer: Composer, runs: str | None) -> Bundle | Path
     if "=" in word:
         from launcher.render.bundle import render as rendered
 
-        return rendered(_sound(_plan(composer, shlex.split(word))))
+        return rendered(sound(planned(composer, shlex.split(word))))
     folder = Path(word)
     if (folder / "manifest.json").is_file():
         return folder
@@ -268,12 +276,24 @@ def diff(words: list[str]) -> int:
         "What differs between two runs, bundles, or experiments; an experiment's words go into one argument.",
         [
             "diff +exp=dsv3_128gpu +exp=dsv3_128gpu_fits",
-            "diff moe_tiny_cpu-1a2b3c4d '+exp=moe_tiny_cpu trainer.steps=40'",
+            "diff moe_tiny_cpu-1a2b3c4d --cluster",
         ],
+    )
+    parser.add_argument(
+        "--cluster",
+        action="store_true",
+        help="one thing and what its Kubernetes cluster has; exit code 1 when they differ",
     )
     parser.add_argument("--json", action="store_true", help="the same for scripts, on stdout")
     add_runs(parser)
     options = parser.parse_intermixed_args(words)
+    composer = composer_of(options)
+    if options.cluster and options.overrides:
+        from launcher.cli import cluster
+
+        words = options.overrides
+        name = shlex.join(words) if all("=" in word for word in words) else words[0]
+        return cluster.compare(_bundle_of(name, composer, options.runs), name, options.json)
     if len(options.overrides) != 2:
         raise Refused(
             Issue(
@@ -287,7 +307,6 @@ def diff(words: list[str]) -> int:
     from launcher.runs.diff import diff as differences
     from launcher.runs.diff import diff_text
 
-    composer = _composer(options)
     a, b = (_bundle_of(word, composer, options.runs) for word in options.overrides)
     found = differences(a, b)
     print(json.dumps(found, indent=2, default=str) if options.json else diff_text(found, *options.overrides))

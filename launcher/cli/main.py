@@ -17,17 +17,29 @@ VERBS: dict[str, tuple[str, str]] = {
         "compose, check, write the bundle and run it (the verb when none is named); -m sweeps",
     ),
     "plan": (
-        "launcher.cli.composing:plan",
-        "what it means: mesh, NVLink domains, batch, MaxText's keys, every problem",
+        "launcher.cli.planning:plan",
+        "what it means: mesh, NVLink domains, memory, step time, MaxText's keys, every problem",
+    ),
+    "search": (
+        "launcher.cli.planning:search",
+        "meshes, batches, rematerialization and offload choices that fit, ranked",
     ),
     "render": ("launcher.cli.composing:render", "everything that will run, as a folder or on stdout"),
-    "preflight": ("launcher.cli.composing:preflight", "let MaxText itself judge the configuration, with no GPU"),
+    "preflight": (
+        "launcher.cli.preflight:preflight",
+        "let MaxText, XLA's GPU compiler (with no GPU) and the nodes themselves judge it: xla, maxtext, aot, node",
+    ),
     "runs": ("launcher.cli.running:runs", "all runs, a line each"),
     "status": ("launcher.cli.running:status", "one run: state, step, loss, throughput, checkpoint"),
     "logs": ("launcher.cli.running:logs", "what the ranks printed, merged or one; -f follows"),
+    "events": ("launcher.cli.watching:events", "what happened, over all attempts, and where the time went; -f follows"),
     "cancel": ("launcher.cli.running:cancel", "stop a run, after a checkpoint; --now without"),
     "resume": ("launcher.cli.running:resume", "go on from the last checkpoint"),
     "diff": ("launcher.cli.composing:diff", "what differs between two runs, bundles or experiments"),
+    "calibrate": (
+        "launcher.cli.planning:calibrate",
+        "learn from finished runs how fast this cluster is; `plan` uses it",
+    ),
     "doctor": ("launcher.cli.running:doctor", "what this machine can do, what is missing, and the cure"),
 }
 """verb -> (module:function, one line for the help)."""

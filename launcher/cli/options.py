@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Sequence
 from typing import NoReturn
@@ -32,6 +33,24 @@ class VerbParser(argparse.ArgumentParser):
         if near:
             hint = f"did you mean {' or '.join(near)}? {hint}"
         raise Refused(Issue("OPTION_UNKNOWN", Severity.ERROR, "", message, hint))
+
+
+def positive(word: str) -> float:
+    """For add_argument(type=...): a number above 0, not infinite."""
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{word!r}, wanted a number above 0")
+    return number
+
+
+def at_least_one(word: str) -> int:
+    """For add_argument(type=...): a whole number from 1 on."""
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word!r}, wanted a whole number from 1 on")
+    return int(word)
 
 
 def composing_parser(verb: str, what: str, examples: Sequence[str]) -> VerbParser:

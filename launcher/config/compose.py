@@ -26,7 +26,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from launcher.config import files, groups, secrets
 from launcher.config.overrides import Choice, is_hydra_word, is_open, read, schema_keys
-from launcher.config.schema import Experiment
+from launcher.config.schema import OPEN_DICTS, Experiment
 from launcher.issue import Issue, Severity
 
 CONFIG_NAME = "config"
@@ -76,9 +76,8 @@ def _apply(choice: Choice, config: DictConfig) -> Issue | None:
         if override.is_delete():
             ConfigLoaderImpl._apply_overrides_to_config([override], config)
         else:
-            OmegaConf.update(
-                config, override.key_or_group, override.value(), merge=True, force_add=is_open(override.key_or_group)
-            )
+            key = override.key_or_group
+            OmegaConf.update(config, key, override.value(), merge=True, force_add=is_open(key) or key in OPEN_DICTS)
     except (OmegaConfBaseException, HydraException) as error:
         return _value_issue(override, error)
     return None

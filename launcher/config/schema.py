@@ -180,7 +180,8 @@ class Monitor:
     """The profiler's window (MaxText's keys), and how often a run is started again before a person is needed (ours).
 
     `max_failures`, `max_preemptions`, `max_bad_nodes`: budgets of their own. `restart_pause_seconds`: before the first
-    restart; it doubles with each failure.
+    restart; it doubles with each failure. `overflow` of the MoE receive buffers: act = go on with larger ones, or stop.
+    `node_check`, on GPUs, before each start: none; quick asks driver, disk and clock (a second); full also computes.
     """
 
     profiler: str = ""
@@ -190,23 +191,34 @@ class Monitor:
     max_preemptions: int = 1000
     max_bad_nodes: int = 5
     restart_pause_seconds: int = 10
+    overflow: str = "act"
+    node_check: str = "quick"
 
 
 @dataclass
 class Container:
-    """The image that the trainer runs in; none on the local target. `mounts`: FROM:TO[:FLAGS], the run's folder is added."""
+    """The image that the trainer runs in; none on the local target. `mounts`: FROM:TO[:FLAGS], the run's folder is added.
+
+    `import_folder` (SLURM): a folder that all nodes see; the image is imported there once, and every node takes that file.
+    """
 
     image: Optional[str] = None
     mounts: List[str] = field(default_factory=list)
     workdir: Optional[str] = None
+    import_folder: Optional[str] = None
 
 
 @dataclass
 class Fabric:
-    """Variables that this cluster's network needs, kept apart from the experiment's own."""
+    """What this cluster's network needs, kept apart from the experiment's own: variables, and on Kubernetes a patch of the pod.
+
+    `pod` is merged into the pod template (its `metadata` and `spec`) as kubectl's strategic merge would: lists by their
+    elements' names. The container is called trainer.
+    """
 
     name: str = "generic"
     vars: Dict[str, Any] = field(default_factory=dict)
+    pod: Dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -261,11 +273,45 @@ class Slurm:
 
 
 @dataclass
+class Kubernetes:
+    """What a Kubernetes cluster with JobSet wants to be told, in its own words; GiB and seconds where the name says so.
+
+    `queue`, `priority_class`: Kueue's. `claim`: an existing PersistentVolumeClaim for the runs' files, mounted at `mount`.
+    `topology`: the node label of an NVLink domain (a level of Kueue's Topology), `topology_block` one above that is
+    preferred. `layout`: one_job, or job_per_domain (placed by JobSet, no Kueue needed). `memory_gib`: of a pod, null = what
+    its processes need. `secrets`: a name of env.secrets -> SECRET/KEY in the cluster.
+    """
+
+    context: Optional[str] = None
+    namespace: Optional[str] = None
+    queue: Optional[str] = None
+    priority_class: Optional[str] = None
+    claim: Optional[str] = None
+    mount: str = "/runs"
+    topology: Optional[str] = None
+    topology_block: Optional[str] = None
+    layout: str = "one_job"
+    compute_domain: bool = True
+    compute_domain_nodes: int = 0
+    service_account: Optional[str] = None
+    image_pull_secrets: List[str] = field(default_factory=list)
+    node_selector: Dict[str, Any] = field(default_factory=dict)
+    tolerations: List[Any] = field(default_factory=list)
+    cpu: Optional[str] = None
+    memory_gib: Optional[int] = None
+    shm_gib: int = 32
+    ttl_seconds: Optional[int] = None
+    active_deadline_seconds: Optional[int] = None
+    secrets: Dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
 class Target:
-    """Where the bundle runs. `slurm` is read by the slurm target alone."""
+    """Where the bundle runs. `slurm` is read by the slurm target alone, `kubernetes` by the kubernetes target."""
 
     kind: str = "local"
     slurm: Slurm = field(default_factory=Slurm)
+    kubernetes: Kubernetes = field(default_factory=Kubernetes)
 
 
 @dataclass
@@ -299,7 +345,9 @@ MAXTEXT_GROUPS = ("trainer", "precision", "moe", "remat", "data", "checkpoint", 
 OWN_WORDS: Dict[str, frozenset[str]] = {
     "trainer": frozenset({"maxtext", "module", "start", "stop_grace_seconds", "coordinator_timeout_seconds"}),
     "checkpoint": frozenset({"directory"}),
-    "monitor": frozenset({"max_failures", "max_preemptions", "max_bad_nodes", "restart_pause_seconds"}),
+    "monitor": frozenset(
+        {"max_failures", "max_preemptions", "max_bad_nodes", "restart_pause_seconds", "overflow", "node_check"}
+    ),
 }
 """The fields of those groups that are the launcher's own words."""
 
@@ -308,8 +356,11 @@ OPEN_DICTS = (
     "xla.flags",
     "env.vars",
     "fabric.vars",
+    "fabric.pod",
     "model.overrides",
     "target.slurm.sbatch",
     "target.slurm.srun",
+    "target.kubernetes.node_selector",
+    "target.kubernetes.secrets",
 )
-"""Where any key may be added; whether it exists is checked against MaxText or XLA, not against this schema."""
+"""Where any key may be added; whether it exists is checked against MaxText, XLA or Kubernetes, not against this schema."""

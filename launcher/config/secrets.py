@@ -18,6 +18,9 @@ TOKEN_KEYS = {"hf_access_token": "HF_TOKEN"}
 
 HIDDEN = "***"
 
+REFERENCES = "target.kubernetes.secrets"
+"""Where a name that sounds secret has a reference, SECRET/KEY, and no value."""
+
 _NUMBER = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", re.IGNORECASE)
 
 
@@ -69,7 +72,7 @@ def _leaves(value: object, path: str) -> Iterator[tuple[str, str]]:
 def _named_secret(path: str, text: str) -> bool:
     """A value whose name says so, where names are free: variables, flags and MaxText keys."""
     base, _, name = path.rpartition(".")
-    free = base in OPEN_DICTS or base.startswith("maxtext.")
+    free = (base in OPEN_DICTS and base != REFERENCES) or base.startswith("maxtext.")
     number = _NUMBER.fullmatch(text) and not re.search("PASS|SECRET", name.upper())
     harmless = number or not text.strip() or text.lower() in ("true", "false", "none") or text.startswith(("/", "~"))
     return free and not harmless and (sounds_secret(name) or name in TOKEN_KEYS)
@@ -117,7 +120,12 @@ def in_words(words: Sequence[str]) -> tuple[Found, ...]:
         path, equals, value = word.partition("=")
         path, text = path.lstrip("+~"), value.strip("'\"")
         name = path.rpartition(".")[2]
-        if equals and path != "env.secrets" and _named_secret(f"env.vars.{name}", text):
+        if (
+            equals
+            and path != "env.secrets"
+            and not path.startswith(REFERENCES)
+            and _named_secret(f"env.vars.{name}", text)
+        ):
             found.append(Found(path, text, "a secret, by its name", name.upper()))
     return tuple(found)
 

@@ -71,6 +71,7 @@ class Ending:
 
     progressed: a newer checkpoint or a later step than any attempt before had. suspects: nodes to do without.
     cancelled: a person asked for the end. misplaced: these nodes cannot run it, wherever in them it starts.
+    unhealed: buffers overflowed and nobody made them larger.
     """
 
     code: int
@@ -80,6 +81,7 @@ class Ending:
     suspects: tuple[str, ...] = ()
     cancelled: bool = False
     misplaced: bool = False
+    unhealed: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Allocation:
     """What the job still has. enough_nodes: without those excluded. seconds_left: of its time limit, None = no end.
 
     least_seconds: those of its end in which no attempt is begun. is_over: the job ended with the attempt, and SLURM has
-    started it anew.
+    started it anew. are_recreated: the JobSet controller makes all pods anew, wherever there is room.
     """
 
     enough_nodes: bool = True
@@ -95,6 +97,7 @@ class Allocation:
     may_requeue: bool = True
     least_seconds: float = LEAST_SECONDS
     is_over: bool = False
+    are_recreated: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,11 +157,15 @@ def _why_final(ending: Ending) -> str:
         return "a person asked for the end"
     if ending.code == Code.CONFIG_REFUSED:
         return "no retry helps"
+    if ending.unhealed:
+        return "a larger ragged_buffer_factor is left to a person (monitor.overflow=stop)"
     return "these nodes cannot run it" if ending.misplaced else ""
 
 
 def _way(ending: Ending, allocation: Allocation, pause: float) -> tuple[Action, str]:
     left = allocation.seconds_left
+    if allocation.are_recreated:
+        return Action.RESTART, "once more in new pods"
     if ending.code == Code.PREEMPTED:
         why = "its time or place was taken"
     elif allocation.is_over:

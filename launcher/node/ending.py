@@ -88,7 +88,18 @@ def read_object(path: Path) -> Optional[dict[str, Any]]:
 
 def judge(facts: Facts) -> End:
     """The attempt's end. Node 0's word counts, unless another node knows better why all were stopped."""
-    return _by_node_0(facts) or _by_failure(facts) or _by_others(facts) or _without_words(facts)
+    return by_words(facts) or _without_words(facts)
+
+
+def by_words(facts: Facts) -> Optional[End]:
+    """The attempt's end by what its workers said; None when none of them explains it."""
+    return _by_node_0(facts) or _by_failure(facts) or _by_others(facts)
+
+
+def unsaid(what: str, checkpoint: Optional[int]) -> End:
+    """The end of an attempt that no worker explains. what: how it ended. Going on from a checkpoint is no failure yet."""
+    saved = "there is no checkpoint" if checkpoint is None else f"the newest checkpoint is of step {checkpoint}"
+    return End(int(Code.PREEMPTED if checkpoint is not None else 1), f"{what}; {saved}")
 
 
 def is_late(facts: Facts) -> bool:

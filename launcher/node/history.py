@@ -86,12 +86,20 @@ def _whole(value: Any) -> int:
     return value if isinstance(value, int) else -1
 
 
-def ending_of(end: End, past: Past, *, progressed: bool, cancelled: bool = False, misplaced: bool = False) -> Ending:
+def ending_of(
+    end: End,
+    past: Past,
+    *,
+    progressed: bool,
+    cancelled: bool = False,
+    misplaced: bool = False,
+    unhealed: bool = False,
+) -> Ending:
     """An end as the budgets see it: a node whose process failed first twice is suspect even if the code does not say so."""
     suspects = end.suspects
     if end.host and end.host in past.hosts and end.host not in suspects:
         suspects = (*suspects, end.host)
-    return Ending(end.code, end.reason, progressed, end.host, suspects, cancelled, misplaced)
+    return Ending(end.code, end.reason, progressed, end.host, suspects, cancelled, misplaced, unhealed)
 
 
 def write_decision(attempt: AttemptFolder, decision: Decision, host: str, spent: Spent) -> None:
@@ -121,7 +129,14 @@ def last_stop(run: RunFolder, numbers: Sequence[int]) -> Optional[tuple[int, dic
 
 
 def write_missing_result(
-    attempt: AttemptFolder, end: End, *, steps: int, step: Optional[int], checkpoint: Optional[int], started: float
+    attempt: AttemptFolder,
+    end: End,
+    *,
+    steps: int,
+    step: Optional[int],
+    checkpoint: Optional[int],
+    started: float,
+    start: str = "",
 ) -> None:
     """result.json for an attempt whose node 0 left none, so that every reader finds the reason in one place.
 
@@ -141,5 +156,6 @@ def write_missing_result(
             "by": "supervisor",
             "started": started,
             "ended": time.time(),
+            "start": start,
         },
     )

@@ -12,6 +12,7 @@ from .codes import refused
 
 PLATFORMS = ("gpu", "cpu")
 STARTS = ("env", "autodetect")
+ACT, STOP = OVERFLOWS = ("act", "stop")
 VERSION = 1
 
 _Kind = Union[type, tuple[type, ...]]
@@ -19,12 +20,24 @@ _Kind = Union[type, tuple[type, ...]]
 
 @dataclass(frozen=True)
 class Container:
-    """What pyxis is told. mounts: FROM:TO[:FLAGS]. env: the variables whose value must not be the image's."""
+    """What pyxis is told. mounts: FROM:TO[:FLAGS]. env: the variables whose value must not be the image's.
+
+    file: on a shared file system, where the image is imported to once; None = each node imports it by itself.
+    """
 
     image: str
     mounts: tuple[str, ...] = ()
     workdir: str | None = None
     env: tuple[str, ...] = ()
+    file: str | None = None
+
+
+@dataclass(frozen=True)
+class NodeCheck:
+    """What health.py is asked before the trainers start, and how long it gets."""
+
+    words: tuple[str, ...]
+    timeout_seconds: float
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,8 @@ class Launch:
     stop_grace_seconds: from the first stop signal to SIGKILL. coordinator_timeout_seconds: wait for its name.
     numa: GPUs of one NUMA node, None = processes are not bound.
     signal_seconds: before the end of the time limit, when SLURM sends its signal; None = not said.
+    overflow: of the MoE receive buffers: "act" = enlarge them for the next attempt; "stop" = leave it to a person.
+    node_check: None = the trainers start unasked.
     For the supervisor alone: restarts; nodes_per_domain and expert_nodes, which must share an NVLink domain; srun, its
     first words; container, None = the node's own files.
     """
@@ -61,6 +76,8 @@ class Launch:
     srun: tuple[str, ...] = ()
     container: Container | None = None
     signal_seconds: float | None = None
+    overflow: str = STOP
+    node_check: NodeCheck | None = None
 
     @property
     def processes(self) -> int:
@@ -140,6 +157,13 @@ def _optional(data: dict[str, Any], path: Path) -> dict[str, Any]:
     for key in ("numa", "signal_seconds"):
         if data.get(key) is not None:
             found[key] = number(data, key, 1 if key == "numa" else 0)
+    if "overflow" in data:
+        found["overflow"] = _value(data, "overflow", str, f"one of {', '.join(OVERFLOWS)}", None, path=path)
+        if found["overflow"] not in OVERFLOWS:
+            raise refused(f"{path}: overflow is {json.dumps(data['overflow'])}, wanted one of {', '.join(OVERFLOWS)}")
+    if data.get("node_check") is not None:
+        check = _value(data, "node_check", dict, "an object with words and timeout_seconds, or null", None, path=path)
+        found["node_check"] = NodeCheck(texts(check, "words"), number(check, "timeout_seconds", 1, (int, float)))
     if "srun" in data:
         found["srun"] = texts(data, "srun")
     if "restarts" in data:
@@ -155,6 +179,7 @@ def _optional(data: dict[str, Any], path: Path) -> dict[str, Any]:
             texts(container, "mounts") if "mounts" in container else (),
             container.get("workdir"),
             texts(container, "env") if "env" in container else (),
+            container.get("file"),
         )
     return found
 

@@ -77,6 +77,10 @@ class AttemptFolder:
         """What the worker of `node` wrote when it ended; node 0's is the attempt's verdict."""
         return self.path / ("result.json" if node == 0 else f"node{node}.json")
 
+    def health(self, node: int = 0) -> Path:
+        """What health.py said of `node` before the trainers started; absent where it was not asked."""
+        return self.path / f"health-node{node}.json"
+
     def rank_log(self, rank: int) -> Path:
         """All that process `rank` printed."""
         return self.path / f"rank{rank}.log"
@@ -121,6 +125,11 @@ class RunFolder:
     def output(self) -> Path:
         """MaxText's base_output_directory, unless the experiment names another."""
         return self.path / "output"
+
+    @property
+    def table(self) -> Path:
+        """The metrics table (table.py), made from the logs by whoever reads them; it can be removed at any time."""
+        return self.path / "table.sqlite"
 
     @property
     def compile_cache(self) -> Path:

@@ -15,6 +15,8 @@ _OVERFLOW = re.compile(
     r"receive capacity overflow at training step (\d+) \(detected at the (\d+)-step check ending at step (\d+)\): "
     r"observed padded receive demand (\d+) exceeds recv_capacity_per_rank (\d+) \(ragged_buffer_factor=([-+.\deE]+)\)"
 )
+# utils/max_utils.py, maybe_bootstrap_te_moe: before the first step.
+_BUFFERS = re.compile(r"Bootstrapping TE MoE EP: .*?\bep=(\d+) num_experts=(\d+) max_tokens_per_rank=(\d+)")
 _STOPPED = re.compile(r"Training stopped: (.*)")  # train.py: the loop ended early, with return code 0
 _DONE = re.compile(r"Requested training up to step (\d+), but a checkpoint already exists at step (\d+)")
 _CONFIG_ERROR = re.compile(r"MAXTEXT CONFIG ERROR: (.*)")  # configs/pyconfig.py
@@ -69,6 +71,20 @@ class Overflow:
         )
 
 
+@dataclass(frozen=True)
+class Buffers:
+    """The sizes behind TE's receive buffers. ep: ranks of an expert group. tokens: of one rank in one model call."""
+
+    ep: int
+    experts: int
+    tokens: int
+
+    @property
+    def local_experts(self) -> int:
+        """Experts of one rank."""
+        return self.experts // self.ep
+
+
 class Observed:
     """The facts of one rank's output. Feed it every line; read the attributes at the end.
 
@@ -80,6 +96,7 @@ class Observed:
     def __init__(self) -> None:
         self.first_step: int | None = None
         self.last_step: int | None = None
+        self.buffers: Buffers | None = None
         self.overflow: Overflow | None = None
         self.stopped: str | None = None
         self.done_up_to: int | None = None
@@ -93,10 +110,15 @@ class Observed:
         self._refusal_lines_left = 0
 
     @property
+    def failure(self) -> str | None:
+        """`error`, unless that is no more than the last line."""
+        return self._exception or self._fatal or self._logged
+
+    @property
     def error(self) -> str | None:
         """The root exception of the last traceback chain, else a fatal error, else a logged one, else the last line
         that is no step's."""
-        return self._exception or self._fatal or self._logged or self._last_line
+        return self.failure or self._last_line
 
     def feed(self, line: str) -> None:
         """Takes in one line, without its newline."""
@@ -113,6 +135,10 @@ class Observed:
         self._feed_errors(line.rstrip(), text)
 
     def _feed_events(self, text: str) -> None:
+        buffers = _BUFFERS.search(text)
+        if buffers is not None:
+            sizes = [int(number) for number in buffers.groups()]
+            self.buffers = Buffers(*sizes) if all(sizes) and sizes[0] <= sizes[1] else None
         overflow = _OVERFLOW.search(text)
         if overflow is not None and self.overflow is None:
             step, _, detected, demand, capacity, factor = overflow.groups()

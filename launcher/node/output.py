@@ -62,6 +62,14 @@ class Console:
             self._waiting.append(note)
             self._size += len(note)
             self._dropped = 0
+        self._append(data)
+
+    def keep(self, line: str) -> None:
+        """Queues one line that must not be lost, whatever waits already."""
+        if self._descriptor is not None:
+            self._append((line + "\n").encode("utf-8", errors="replace"))
+
+    def _append(self, data: bytes) -> None:
         self._waiting.append(data)
         self._size += len(data)
         self.flush(0)

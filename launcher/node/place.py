@@ -112,7 +112,7 @@ def _slurm(environ: Mapping[str, str]) -> tuple[str, int, int, str, str]:
 
 
 def _jobset(environ: Mapping[str, str], nodes: int, run: str) -> tuple[str, int, int, str, str]:
-    node = _number(environ, "JOB_COMPLETION_INDEX")
+    node = _pod_index(environ)
     count = _number(environ, "LAUNCHER_NODES") if "LAUNCHER_NODES" in environ else nodes
     coordinator = environ.get("LAUNCHER_COORDINATOR", "")
     if not coordinator:
@@ -125,11 +125,39 @@ def _jobset(environ: Mapping[str, str], nodes: int, run: str) -> tuple[str, int,
     return JOBSET, count, node, coordinator, f"{run}@{coordinator}"
 
 
+def _pod_index(environ: Mapping[str, str]) -> int:
+    """A pod's node: its index in the Job; with one Job per NVLink domain, counted on over the Jobs before its own."""
+    index = _number(environ, "JOB_COMPLETION_INDEX")
+    names = ("LAUNCHER_JOB_INDEX", "LAUNCHER_NODES_PER_JOB")
+    given = [name for name in names if environ.get(name)]
+    if not given:
+        return index
+    if len(given) == 1:
+        raise refused(f"{given[0]} is set without {(set(names) - set(given)).pop()}: render the bundle again")
+    job, size = _number(environ, names[0]), _number(environ, names[1])
+    if index >= size:
+        raise refused(
+            f"JOB_COMPLETION_INDEX is {index}, but each Job has {names[1]}={size} pods: the Job's completions must be {size}"
+        )
+    return job * size + index
+
+
+def host_name() -> str:
+    """This node's name as its cluster's commands take it; a pod's own name says nothing about where it ran."""
+    in_pod = "JOB_COMPLETION_INDEX" in os.environ
+    return (os.environ.get("NODE_NAME") if in_pod else None) or socket.gethostname()
+
+
 def _number(environ: Mapping[str, str], name: str) -> int:
+    return whole_number(environ, name, "start the worker under srun or in an indexed Job")
+
+
+def whole_number(environ: Mapping[str, str], name: str, cure: str) -> int:
+    """A variable's number; refuses (78) anything else, with the cure."""
     text = environ.get(name)
-    if text is None or not text.isdecimal():
+    if text is None or not (text.isascii() and text.isdecimal()):
         seen = "not set" if text is None else repr(text)
-        raise refused(f"{name} is {seen}, wanted a whole number: start the worker under srun or in an indexed Job")
+        raise refused(f"{name} is {seen}, wanted a whole number: {cure}")
     return int(text)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .layout import AttemptFolder
-from .place import Place
+from .place import Place, host_name
+from .submission import job_number
 from .verdict import RankEnd, Verdict
 
 
@@ -36,52 +36,43 @@ def process_start(pid: int) -> int | None:
     return int(stat.rpartition(")")[2].split()[19])
 
 
-def write_started(attempt: AttemptFolder, place: Place, command: Sequence[str], started: float) -> None:
+def started_content(
+    attempt: AttemptFolder, place: Place, command: Sequence[str], started: float, start: str
+) -> dict[str, Any]:
     """attempt.json of this node: who runs the attempt, where, since when (`started`: Unix seconds).
 
     `job`: SLURM's number for it, null elsewhere; by it a job is found whose number the launcher could not note.
+    `pod`: the pod's name, null elsewhere. `start`: which start of all nodes this is (pod.py), "" where nobody says so.
     """
-    write_json(
-        attempt.started(place.node),
-        {
-            "attempt": attempt.number,
-            "node": place.node,
-            "pid": os.getpid(),
-            "process_start": process_start(os.getpid()),
-            "host": socket.gethostname(),
-            "started": started,
-            "command": list(command),
-            "coordinator": place.address,
-            "job": os.environ.get("SLURM_JOB_ID"),
-        },
-    )
+    return {
+        "attempt": attempt.number,
+        "node": place.node,
+        "pid": os.getpid(),
+        "process_start": process_start(os.getpid()),
+        "host": host_name(),
+        "started": started,
+        "command": list(command),
+        "coordinator": place.address,
+        "job": job_number(os.environ) or None,
+        "pod": os.environ.get("POD_NAME"),
+        "start": start,
+    }
 
 
-def write_result(
-    attempt: AttemptFolder,
-    node: int,
-    verdict: Verdict,
-    *,
-    steps: int,
-    ends: Sequence[RankEnd],
-    started: float,
-    ended: float,
-) -> None:
-    """result.json of this node. `steps`: the total asked for (0: launch.json was unreadable); times: Unix seconds."""
-    write_json(
-        attempt.result(node),
-        {
-            "code": int(verdict.code),
-            "outcome": verdict.outcome.value,
-            "reason": verdict.reason,
-            "first_step": verdict.first_step,
-            "last_step": verdict.last_step,
-            "steps": steps,
-            "checkpoint": verdict.checkpoint,
-            "ranks": [
-                {"rank": end.rank, "returncode": end.returncode} for end in sorted(ends, key=lambda end: end.rank)
-            ],
-            "started": started,
-            "ended": ended,
-        },
-    )
+def result_content(
+    verdict: Verdict, *, steps: int, ends: Sequence[RankEnd], started: float, ended: float, start: str
+) -> dict[str, Any]:
+    """result.json of a node. `steps`: the total asked for (0: launch.json was unreadable); times: Unix seconds."""
+    return {
+        "code": int(verdict.code),
+        "outcome": verdict.outcome.value,
+        "reason": verdict.reason,
+        "first_step": verdict.first_step,
+        "last_step": verdict.last_step,
+        "steps": steps,
+        "checkpoint": verdict.checkpoint,
+        "ranks": [{"rank": end.rank, "returncode": end.returncode} for end in sorted(ends, key=lambda end: end.rank)],
+        "started": started,
+        "ended": ended,
+        "start": start,
+    }

@@ -26,6 +26,11 @@ class SignalBox:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._catch)
 
+    def ignore(self) -> None:
+        """Lets no stop signal change the exit code any more: Python's own end would give them their default, death."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
     def _catch(self, number: int, _frame: FrameType | None) -> None:
         self._caught.append(number)
 

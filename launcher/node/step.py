@@ -89,7 +89,7 @@ def _container(container: Container, bundle: BundleFolder, run: RunFolder) -> li
             )
     mounts = [*container.mounts, *(f"{path}:{path}" for path in own)]
     options = [
-        f"--container-image={container.image}",
+        f"--container-image={container.file or container.image}",
         f"--container-mounts={','.join(mounts)}",
         "--no-container-mount-home",
         "--container-writable",

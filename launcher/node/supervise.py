@@ -5,23 +5,23 @@ It is killed as often as its job is queued again, so all it must know lies in th
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
-from . import environment, history, job, step
+from . import environment, history, image, job, step
 from .budgets import LEAST_SECONDS, Action, Allocation, Decision, Spent, decide
-from .codes import Code, WorkerError, refused
-from .ending import End, is_late, judge, last_step, newest_checkpoint, read_facts, read_object, srun_log
-from .launch import Launch, read_adjustments, read_launch
-from .layout import AttemptFolder, BundleFolder, RunFolder, checkpoints_folder
+from .codes import Code, WorkerError
+from .ending import End, is_late, judge, last_step, newest_checkpoint, read_facts, read_object, srun_log, unsaid
+from .launch import STOP, Launch, read_adjustments, read_launch
+from .layout import AttemptFolder, checkpoints_folder
 from .placing import Nodes
+from .submission import Options, read_options
 
 CONTROLLER_SECONDS = 3600.0  # that the controller may be away while an attempt's end is judged
 _KILLED_SOON = 600.0  # seconds in which SLURM ends a job that it has put back in the queue
@@ -29,48 +29,6 @@ _LATE_FILES = 3.0  # seconds until a result that another node wrote shows on a s
 _REFUSED_SECONDS, _REFUSED_PAUSE = 300.0, 3.0  # for which a step is asked for again, and between two tries
 _LOOK_SECONDS = 1.0  # between two looks for a person's wish
 _TICK = 0.2
-
-
-@dataclass(frozen=True)
-class Options:
-    """The supervisor's command line. first: the attempt that this submission begins with."""
-
-    bundle: BundleFolder
-    run: RunFolder
-    first: int
-    job: str
-    nodelist: str
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise refused(f"{message}; wanted: {' '.join(self.format_usage().split()[1:])}")
-
-
-def read_options(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """The options; refuses (78) wrong ones, and a start outside a batch job."""
-    parser = _Parser(prog="supervisor.py", description="Keeps a bundle's run alive inside a SLURM batch job.")
-    parser.add_argument("--bundle", required=True, metavar="DIR", help="the rendered bundle")
-    parser.add_argument("--run", required=True, metavar="DIR", help="the run's folder; its name is the run's name")
-    parser.add_argument(
-        "--attempt", type=int, default=1, metavar="N", help="the number of this submission's first attempt"
-    )
-    given = parser.parse_args(argv)
-    if given.attempt < 1:
-        raise refused(f"--attempt {given.attempt}: wanted 1 or more")
-    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"):
-        if not environ.get(name):
-            raise refused(f"{name} is not set: the supervisor runs in a batch job; hand job.sbatch to sbatch")
-    return Options(
-        BundleFolder(Path(given.bundle).absolute()),
-        RunFolder(Path(given.run).absolute()),
-        given.attempt,
-        # scontrol requeue of one task of an array wants its name in the array.
-        "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(environ)
-        if environ.get("SLURM_ARRAY_JOB_ID")
-        else environ["SLURM_JOB_ID"],
-        environ["SLURM_JOB_NODELIST"],
-    )
 
 
 def say(text: str) -> None:
@@ -86,6 +44,8 @@ def main(argv: Sequence[str]) -> int:
         launch = read_launch(options.bundle.launch)
         for folder in (options.run.attempts, options.run.compile_cache):
             folder.mkdir(parents=True, exist_ok=True)
+        if options.job != os.environ["SLURM_JOB_ID"]:
+            say(f"task {options.job} of its array, with a number of its own: {os.environ['SLURM_JOB_ID']}")
         supervisor = _Supervisor(options, launch)
         return supervisor.run()
     except WorkerError as error:
@@ -194,9 +154,7 @@ class _Supervisor:
         result = read_object(attempt.result())
         if result is None:
             checkpoint = newest_checkpoint(self._checkpoints())
-            code = Code.PREEMPTED if checkpoint is not None else 1
-            saved = "there is no checkpoint" if checkpoint is None else f"the newest checkpoint is of step {checkpoint}"
-            end = End(int(code), f"ended together with its job (a lost node, preemption, scontrol requeue); {saved}")
+            end = unsaid("ended together with its job (a lost node, preemption, scontrol requeue)", checkpoint)
             facts = read_facts(attempt)
             self._record(attempt, end, float(facts.started.get(0, {}).get("started") or time.time()))
         else:
@@ -221,6 +179,9 @@ class _Supervisor:
         hosts, why_not, misplaced = self._nodes.choose(past.excluded)
         if why_not is not None:
             return why_not, misplaced
+        end = self._import(attempt)
+        if end is not None:
+            return end, False
         argv = step.words(self._launch, self._options.bundle, self._run, attempt.number, hosts)
         say(f"attempt {attempt.number} on {len(hosts)} node(s)")
         began = time.monotonic()
@@ -257,6 +218,19 @@ class _Supervisor:
         if self._step is not None and not self._forwarded and self._is_cancelled():
             self._forwarded = True
             self._step.signal(signal.SIGUSR1)
+
+    def _import(self, attempt: AttemptFolder) -> Optional[End]:
+        """Has the container's image as a file, where one is asked for; None, or why there is none."""
+        container = self._launch.container
+        if container is None or container.file is None:
+            return None
+        log = attempt.path / "import.log"
+        return image.Import(container.image, Path(container.file), log, say, self._goes_on).ensure()
+
+    def _goes_on(self) -> bool:
+        """A tick while no step runs; whether there is still a reason to begin one."""
+        self._tick()
+        return not self._terminated and not self._is_cancelled()
 
     def _go_on_after_the_limit(self) -> None:
         """Has the job queued again when its time limit is what ends it: at once, SIGKILL comes within SLURM's KillWait.
@@ -326,6 +300,7 @@ class _Supervisor:
             progressed=past.progressed(result.get("checkpoint"), result.get("last_step")),
             cancelled=history.is_cancelled(self._run, self._options.first),
             misplaced=misplaced,
+            unhealed=end.code == Code.OVERFLOW and self._launch.overflow == STOP,
         )
         if ending.suspects and not self._nodes.suffice({*past.excluded, *ending.suspects}):
             allocation = replace(allocation, enough_nodes=False)

@@ -63,7 +63,9 @@ class Trainers:
         stopping: Stopping,
         peers: Peers,
         on_failure: Callable[[RankEnd], None],
+        on_look: Callable[[float], None],
     ) -> None:
+        """`on_look`: called a few times a second with the monotonic time, while processes run."""
         self.ends: list[RankEnd] = []
         self._attempt = attempt
         self._console = console
@@ -72,6 +74,7 @@ class Trainers:
         self._stopping = stopping
         self._peers = peers
         self._on_failure = on_failure
+        self._on_look = on_look
         self._alive: dict[int, _Trainer] = {}
         self._selector = selectors.PollSelector()
         self._selector.register(box.wakeup, selectors.EVENT_READ, None)
@@ -116,6 +119,7 @@ class Trainers:
                 self._on_signal(number)
             self._reap()
             now = time.monotonic()
+            self._on_look(now)
             peer = self._peers.look(now)
             if peer is not None:
                 self._stopping.on_peer_failure(peer.node, now)

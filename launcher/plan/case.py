@@ -11,12 +11,15 @@ from launcher.config.overrides import maxtext_home
 from launcher.config.schema import Experiment
 from launcher.issue import Issue, Severity
 from launcher.plan.mesh import MeshPlan
-from launcher.plan.model import ModelShape, Values
+from launcher.plan.model import ModelShape, Values, shape, values
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
-    """One experiment with what follows from it. `mesh` is None when it is impossible: rules about it are then silent."""
+    """One experiment with what follows from it. `mesh` is None when it is impossible: rules about it are then silent.
+
+    Two cases are never equal, so that what is worked out from one can be remembered by the case itself.
+    """
 
     experiment: Experiment
     mesh: MeshPlan | None
@@ -49,6 +52,12 @@ class Case:
     def typed(self, key: str, value: object) -> str:
         """The override that sets a MaxText key."""
         return f"{self.field(key)}={shown(value)}"
+
+
+def of(experiment: Experiment, mesh: MeshPlan | None, schema: Schema) -> Case:
+    """The case of an experiment on a mesh."""
+    found = values(experiment, schema)
+    return Case(experiment, mesh, found, shape(found), schema)
 
 
 Rule = Callable[[Case], Iterable[Issue]]

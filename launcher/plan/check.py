@@ -10,7 +10,10 @@ from launcher.plan import (
     check_container,
     check_env,
     check_keys,
+    check_kubernetes,
+    check_kubernetes_nodes,
     check_moe,
+    check_pod,
     check_remat,
     check_run,
     check_secrets,
@@ -18,14 +21,14 @@ from launcher.plan import (
     check_slurm,
     check_te,
 )
-from launcher.plan.case import Case, Rule
+from launcher.plan.case import Rule, of
 from launcher.plan.mesh import MeshPlan
-from launcher.plan.model import shape, values
 
 RULES: tuple[Rule, ...] = (
     *check_run.RULES, *check_keys.RULES, *check_env.RULES, *check_secrets.RULES,
     *check_moe.RULES, *check_te.RULES, *check_shards.RULES, *check_remat.RULES,
     *check_slurm.RULES, *check_container.RULES,
+    *check_kubernetes.RULES, *check_kubernetes_nodes.RULES, *check_pod.RULES,
 )  # fmt: skip
 """A rule takes a case and yields issues; it raises nothing, whatever the values are."""
 
@@ -37,8 +40,7 @@ def check(experiment: Experiment, mesh: MeshPlan | None, schema: Schema) -> list
         mesh: from `lay_out`; None when the mesh is impossible, and the rules about it are silent.
         schema: the keys of the MaxText version that will run.
     """
-    found = values(experiment, schema)
-    case = Case(experiment, mesh, found, shape(found), schema)
+    case = of(experiment, mesh, schema)
     literals = secrets.find(experiment)
     issues = {secrets.hide_in(issue, literals) for rule in RULES for issue in rule(case)}
     return sorted(issues, key=Issue.rank)

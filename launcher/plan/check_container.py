@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from launcher.issue import Issue
 from launcher.plan.case import Case, Rule, error, note, shown, warning
-from launcher.plan.slurm import IMAGE_PATHS, pyxis_image
+from launcher.plan.slurm import IMAGE_PATHS
 
 PATHS = (
     "checkpoint.directory", "checkpoint.load_parameters_path", "checkpoint.load_full_state_path",
@@ -47,15 +47,23 @@ def image(case: Case) -> Iterator[Issue]:
 
 
 def imports(case: Case) -> Iterator[Issue]:
-    """Every node imports an image from its registry by itself, at every attempt."""
-    seen, nodes = case.experiment.container.image or "", case.mesh.nodes if case.mesh else 1
-    from_registry = re.fullmatch(r"(docker://)?[\w$.@#:/-]+", seen) and not seen.startswith(IMAGE_PATHS)
-    if not _inside(case) or nodes < MANY_NODES or not from_registry:
+    """Every node imports an image from its registry by itself, at every attempt, unless there is a folder for it."""
+    if not _inside(case):
         return
-    file = re.sub(r"[^\w.-]+", "_", seen.rpartition("/")[2]) + ".sqsh"
-    message = f"{nodes} nodes would each import {seen} from its registry at every attempt: slow, and mass imports fail"
-    hint = f"once, on a node: enroot import -o /SHARED/{file} docker://{pyxis_image(seen)}; then type container.image=/SHARED/{file}"
-    yield note("CONTAINER_IMPORT", "container.image", message, hint)
+    wanted, nodes, field = case.experiment.container, case.mesh.nodes if case.mesh else 1, "container.import_folder"
+    seen, folder = wanted.image or "", wanted.import_folder
+    if folder is not None:
+        if not folder.startswith("/") or re.search(r"[\s'\"\\,:]", folder):
+            message = f"{field}={shown(folder)}, wanted an absolute path without spaces, quotes, commas or colons"
+            yield error("CONTAINER_IMPORT_FOLDER", field, message, f"type {field}=null")
+        return
+    from_registry = re.fullmatch(r"(docker://)?[\w$.@#:/-]+", seen) and not seen.startswith(IMAGE_PATHS)
+    if nodes >= MANY_NODES and from_registry:
+        message = (
+            f"{nodes} nodes would each import {seen} from its registry at every attempt: slow, and mass imports fail"
+        )
+        hint = f"type {field}=/SHARED/images, a folder that all nodes see: the first job imports it there, once for all"
+        yield note("CONTAINER_IMPORT", "container.image", message, hint)
 
 
 def _mount_refused(mount: str) -> str | None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from launcher.config import maxtext_schema
 from launcher.config.maxtext_schema import SNAPSHOTS
 from launcher.issue import Issue
 from launcher.plan.case import Case, Rule, error, warning
@@ -33,9 +34,21 @@ def _table() -> dict[str, Any]:
     return found
 
 
+def policies() -> dict[str, dict[str, list[str]]]:
+    """Policy of MaxText -> the names that it keeps (`save`) and sends to the host (`offload`)."""
+    found: dict[str, dict[str, list[str]]] = _table()["policies"]
+    return found
+
+
+@functools.cache
+def _tensor_keys(version: str) -> tuple[str, ...]:
+    keys = maxtext_schema.load(version).keys.items()
+    return tuple(name for name, key in keys if list(key.choices or ()) == LOCATIONS)
+
+
 def tensor_keys(case: Case) -> list[str]:
     """MaxText's keys that name a tensor."""
-    return [name for name, key in case.schema.keys.items() if list(key.choices or ()) == LOCATIONS]
+    return list(_tensor_keys(case.schema.version))
 
 
 def present(case: Case) -> frozenset[str] | None:

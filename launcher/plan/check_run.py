@@ -26,6 +26,9 @@ POSITIVE = (
 """Whole numbers with the least value that makes sense."""
 
 
+NODE_CHECKS = ("none", "quick", "full")
+
+
 def name(case: Case) -> Iterator[Issue]:
     """The experiment's name becomes a folder, a job and a Kubernetes object."""
     seen = case.experiment.name
@@ -53,6 +56,14 @@ def numbers(case: Case) -> Iterator[Issue]:
         if value is not None and not (math.isfinite(value) and value > 0):
             example = "1" if field.endswith("size") else "null"
             yield error("NUMBER_RANGE", field, f"{field}={value}, wanted a number above 0", f"type {field}={example}")
+
+
+def node_check(case: Case) -> Iterator[Issue]:
+    """The word of monitor.node_check."""
+    seen = case.experiment.monitor.node_check
+    if seen not in NODE_CHECKS:
+        message = f"monitor.node_check={seen}: there is none, quick (a second) and full (with a short computation)"
+        yield error("MONITOR_NODE_CHECK", "monitor.node_check", message, "type monitor.node_check=quick")
 
 
 def checkpoints(case: Case) -> Iterator[Issue]:
@@ -193,4 +204,4 @@ def target(case: Case) -> Iterator[Issue]:
         yield error("MESH_DCN_ON_CPU", "mesh.dcn", message, f"type {typed}")
 
 
-RULES: tuple[Rule, ...] = (name, numbers, checkpoints, profile, data, packing, target)
+RULES: tuple[Rule, ...] = (name, numbers, node_check, checkpoints, profile, data, packing, target)

@@ -81,7 +81,8 @@ class ModelShape:
     """The dimensions of a model, in elements, by MaxText's names without `base_`.
 
     `dense_layers` and `moe_layers` add up to `layers`. `q_lora` 0 = no low-rank query. `moe_in` is the width of what
-    goes into the experts. Only `mla` models use q_lora and kv_lora.
+    goes into the experts. Only `mla` models use q_lora, kv_lora, qk_nope, qk_rope and v_head. `window`: tokens that a
+    layer with sliding attention sees. `activations`: input projections of an MLP. `mtp`: layers that predict a further token.
     """
 
     name: str
@@ -102,6 +103,23 @@ class ModelShape:
     shared_experts: int
     q_lora: int
     kv_lora: int
+    qk_nope: int
+    qk_rope: int
+    v_head: int
+    window: int
+    activations: int
+    mtp: int
+    tied: bool
+
+    @property
+    def query_head(self) -> int:
+        """Width of one query (and key) head."""
+        return self.qk_nope + self.qk_rope if self.mla else self.head_dim
+
+    @property
+    def value_head(self) -> int:
+        """Width of one value head."""
+        return self.v_head if self.mla else self.head_dim
 
     @property
     def mla(self) -> bool:
@@ -142,6 +160,7 @@ def shape(found: Values) -> ModelShape:
     depth = layers * found.whole("base_num_decoder_layers")
     width = emb * found.whole("base_emb_dim")
     own_input = found.whole("moe_expert_input_dim", -1)
+    activations = found["mlp_activations"]
     return ModelShape(
         name=found.model,
         decoder_block=found.text("decoder_block"),
@@ -161,6 +180,13 @@ def shape(found: Values) -> ModelShape:
         shared_experts=found.whole("shared_experts"),
         q_lora=found.whole("q_lora_rank"),
         kv_lora=found.whole("kv_lora_rank"),
+        qk_nope=found.whole("qk_nope_head_dim"),
+        qk_rope=found.whole("qk_rope_head_dim"),
+        v_head=found.whole("v_head_dim"),
+        window=found.whole("sliding_window_size"),
+        activations=len(activations) if isinstance(activations, list | tuple) else 1,
+        mtp=found.whole("mtp_num_layers"),
+        tied=found.flag("logits_via_embedding"),
     )
 
 

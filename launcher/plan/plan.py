@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
 from launcher.config import maxtext_schema
+from launcher.config.maxtext_schema import Schema
 from launcher.config.schema import Experiment
 from launcher.issue import Issue, Severity
+from launcher.plan import check_memory, memory, numbers
+from launcher.plan.case import of
 from launcher.plan.check import check
 from launcher.plan.mesh import MeshPlan, lay_out
+from launcher.plan.numbers import Numbers
 from launcher.plan.settings import Settings, settings
 
 
@@ -25,13 +30,18 @@ class Batch:
 
 @dataclass(frozen=True)
 class Plan:
-    """`mesh`, `batch` and `settings` are None when the mesh (or the batch) itself is impossible; the issues then say why."""
+    """`mesh`, `batch` and `settings` are None when the mesh (or the batch) itself is impossible; the issues then say why.
+
+    `numbers` is None then too, and where a model or an axis has no formula: `no_numbers` says why.
+    """
 
     experiment: Experiment
     mesh: MeshPlan | None
     batch: Batch | None
     settings: Settings | None
     issues: tuple[Issue, ...]
+    numbers: Numbers | None = None
+    no_numbers: str = ""
 
     @property
     def errors(self) -> tuple[Issue, ...]:
@@ -75,5 +85,23 @@ def make(experiment: Experiment) -> Plan:
             tuple(sorted(mesh_issues + check(experiment, None, schema), key=Issue.rank)),
         )
     chosen = settings(experiment, mesh, schema)
+    case = of(experiment, mesh, schema)
+    counted = numbers.of(case)
     issues = mesh_issues + check(experiment, mesh, schema)
-    return Plan(experiment, mesh, batch_of(experiment, mesh), chosen, tuple(sorted(issues, key=Issue.rank)))
+    issues += check_memory.issues(
+        case, counted.memory if counted else None, functools.partial(_legal, mesh=mesh, schema=schema)
+    )
+    return Plan(
+        experiment,
+        mesh,
+        batch_of(experiment, mesh),
+        chosen,
+        tuple(sorted(issues, key=Issue.rank)),
+        counted,
+        "" if counted else memory.missing(case) or "",
+    )
+
+
+def _legal(experiment: Experiment, mesh: MeshPlan, schema: Schema) -> bool:
+    """Nothing forbids the experiment on this mesh."""
+    return not any(issue.severity is Severity.ERROR for issue in check(experiment, mesh, schema))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.config import maxtext_schema
 from launcher.config.maxtext_schema import SNAPSHOTS
 from launcher.plan.case import Case
 
@@ -87,24 +88,39 @@ def known(case: Case) -> bool:
     return case.shape.decoder_block in _table()["decoders"] and not own_rules
 
 
-def cuts(case: Case) -> Iterator[Cut]:
-    """Every sharded dimension of the model's weights on this mesh. Empty without a mesh or for an unknown decoder."""
+@functools.cache
+def _assigned(version: str, holds: frozenset[str]) -> list[tuple[str, list[str | None], list[tuple[str, ...]]]]:
+    """Tensor, its dimensions and their mesh axes under MaxText's own rules, of the models for which these words hold."""
+    rules, found = maxtext_schema.load(version).keys["logical_axis_rules"].default, []
+    for tensor in _table()["tensors"]:
+        if set(tensor["when"]) <= holds:
+            assigned = assign([logical for logical, _ in tensor["axes"]], rules)
+            found.append((tensor["name"], [dimension for _, dimension in tensor["axes"]], assigned))
+    return found
+
+
+def sharded(case: Case) -> Iterator[tuple[str, list[tuple[str | None, tuple[tuple[str, int], ...]]]]]:
+    """Every weight of the model with, for each of its dimensions, the dimension's name and the axes that cut it.
+
+    Empty without a mesh or for an unknown decoder.
+    """
     if case.mesh is None or not known(case):
         return
-    shape = case.shape
     sizes = {MESH_NAMES.get(axis, axis): (axis, case.mesh.size(axis)) for axis in case.mesh.ici}
+    for name, dimensions, assigned in _assigned(case.schema.version, frozenset(_conditions(case))):
+        real = [tuple(sizes[a] for a in axes if a in sizes and sizes[a][1] > 1) for axes in assigned]
+        yield name, list(zip(dimensions, real, strict=True))
+
+
+def cuts(case: Case) -> Iterator[Cut]:
+    """Every sharded dimension of the model's weights on this mesh. Empty without a mesh or for an unknown decoder."""
+    shape = case.shape
     dimensions: Mapping[str, int] = {
         "vocab": shape.vocab, "emb": shape.emb, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim,
         "q_lora": shape.q_lora, "kv_lora": shape.kv_lora, "mlp": shape.mlp, "shared_mlp": max(shape.shared_experts, 1) * shape.moe_mlp,
         "moe_in": shape.moe_in, "moe_mlp": shape.moe_mlp, "fused_moe_mlp": 2 * shape.moe_mlp, "experts": shape.experts,
     }  # fmt: skip
-    holds = _conditions(case)
-    rules = case.schema.keys["logical_axis_rules"].default
-    for tensor in _table()["tensors"]:
-        if not set(tensor["when"]) <= holds:
-            continue
-        assigned = assign([logical for logical, _ in tensor["axes"]], rules)
-        for (_, dimension), axes in zip(tensor["axes"], assigned, strict=True):
-            real = tuple(sizes[a] for a in axes if a in sizes and sizes[a][1] > 1)
-            if dimension is not None and real:
-                yield Cut(tensor["name"], dimension, dimensions[dimension], real)
+    for tensor, parts in sharded(case):
+        for dimension, axes in parts:
+            if dimension is not None and axes:
+                yield Cut(tensor, dimension, dimensions[dimension], axes)

@@ -200,3 +200,17 @@ def pyxis_image(image: str) -> str:
     registry, slash, rest = image.partition("/")
     user, at, host = registry.rpartition("@")
     return f"{user}{at}{host}#{rest}" if slash and _REGISTRY.fullmatch(host) else image
+
+
+def imported_file(image: str, folder: str) -> str | None:
+    """The file in `folder` that an image of a registry is imported to; None for an image that is a file already.
+
+    Named as enroot itself would name it, with the whole reference in it.
+
+    >>> imported_file("ghcr.io/nvidia/jax:maxtext-2026-09-09", "/lustre/images")
+    '/lustre/images/ghcr.io+nvidia+jax+maxtext-2026-09-09.sqsh'
+    """
+    image = image.removeprefix("docker://")
+    if image.startswith(IMAGE_PATHS):
+        return None
+    return f"{folder.rstrip('/')}/{re.sub('[/:#@]', '+', image)}.sqsh"

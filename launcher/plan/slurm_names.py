@@ -52,7 +52,7 @@ FIXED: Mapping[str, Mapping[str, str]] = {
     "sbatch": {
         **_BOTH,
         **dict.fromkeys(["parsable", "wait", "wrap", "ignore-pbs"], _ANSWER),
-        "array": "a run is one job; `-m` submits each point of a sweep",
+        "array": "a run is one job; `-m` makes one array of the points of a sweep",
         "time": "target.slurm.time_minutes says it",
         "signal": "target.slurm.signal_seconds says it",
         "requeue": "target.slurm.requeue says it",

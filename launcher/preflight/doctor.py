@@ -22,12 +22,14 @@ TIMEOUT_S = 60
 
 LOCAL_EXTRA = "python3.12 -m pip install 'launcher[local]'"
 
+AOT_EXTRA = "python3.12 -m pip install 'launcher[aot]'"
+
 ASK_PYTHON = """
 import importlib.metadata, importlib.util, json, sys
 def version(name):
     try: return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError: return None
-names = ["maxtext", "jax", "jaxlib", "flax", "orbax-checkpoint", "transformer_engine", "submitit", "kubernetes"]
+names = ["maxtext", "jax", "jaxlib", "flax", "orbax-checkpoint", "transformer_engine", "jax-cuda13-pjrt", "submitit", "kubernetes"]
 print(json.dumps({"python": sys.version.split()[0], "versions": {n: version(n) for n in names}}))
 """
 
@@ -99,6 +101,26 @@ def _python(python: str) -> list[Finding]:
             what_for="training on this machine",
         )
     )
+    return found + _for_gpus(have)
+
+
+def _for_gpus(have: dict[str, str | None]) -> list[Finding]:
+    """What the same Python has for GPUs: their compiler, and Transformer Engine."""
+    compiler = have["jax-cuda13-pjrt"]
+    found = [
+        Finding(
+            "XLA's GPU compiler",
+            compiler is not None and compiler == have["jax"],
+            f"jax-cuda13-pjrt {compiler}" if compiler else "not installed",
+            AOT_EXTRA
+            if not compiler
+            else ""
+            if compiler == have["jax"]
+            else f"pip install --no-deps jax-cuda13-pjrt=={have['jax']}",
+            True,
+            "preflight aot: memory and traffic without a GPU",
+        )
+    ]
     engine = have["transformer_engine"]
     found.append(
         Finding(
@@ -169,10 +191,27 @@ def _slurm() -> list[Finding]:
     ]
 
 
+def _kubernetes() -> list[Finding]:
+    """The client and a kubeconfig; whether the cluster answers, `submit --dry-run=server` tells."""
+    try:
+        client: str | None = importlib.metadata.version("kubernetes")
+    except importlib.metadata.PackageNotFoundError:
+        client = None
+    extra = "" if client else "python3 -m pip install 'launcher[kubernetes]'"
+    named = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    files = [part for part in named.split(os.pathsep) if Path(part).is_file()]
+    cure = "" if files else "export KUBECONFIG=..., or have your cluster's tool write one"
+    seen = ", ".join(files) or f"no {named}"
+    return [
+        Finding("kubernetes", client is not None, client or "not installed", extra, True, "target=kubernetes"),
+        Finding("kubeconfig", bool(files), seen, cure, True, "target=kubernetes"),
+    ]
+
+
 def examine(python: str = sys.executable, runs: Path = Path("runs")) -> list[Finding]:
     """Everything that can be seen without starting a trainer; takes about a second."""
     launcher = Finding("launcher", sys.version_info >= (3, 11), f"Python {sys.version.split()[0]} ({sys.executable})")
-    return [launcher, *_python(python), *_machine(runs.absolute()), *_slurm()]
+    return [launcher, *_python(python), *_machine(runs.absolute()), *_slurm(), *_kubernetes()]
 
 
 def text(findings: list[Finding]) -> str:

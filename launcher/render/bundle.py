@@ -23,18 +23,24 @@ def _node_sources() -> Mapping[str, bytes]:
     return {f"node/{file.name}": file.read_bytes() for file in sorted(NODE.glob("*.py"))}
 
 
-def _artefact(plan: Plan, mesh: MeshPlan) -> dict[str, str]:
+def _artefact(plan: Plan, mesh: MeshPlan, texts: Mapping[str, str]) -> dict[str, str]:
     """The target's own file, and no other target's: there is one way to start a bundle."""
     asked = plan.experiment
     if asked.target.kind == "slurm":
         return {"job.sbatch": slurm.script(asked, mesh)}
+    if asked.target.kind == "kubernetes":
+        from launcher.render import kubernetes
+
+        files = {name: texts[name] for name in kubernetes.PODS_READ}
+        worker = {name: data.decode() for name, data in _node_sources().items()}
+        return {"jobset.yaml": kubernetes.text(asked, mesh, files | worker)}
     each = mesh.processes // mesh.nodes
     return {"run.sh": local.script(mesh.nodes, each, asked.trainer.coordinator_timeout_seconds)}
 
 
 def _texts(plan: Plan, mesh: MeshPlan, file: Mapping[str, object]) -> dict[str, str]:
     asked = plan.experiment
-    return {
+    texts = {
         "experiment.yaml": experiment.text(asked),
         "maxtext.yml": maxtext.text(file),
         "env": env.text(env.variables(asked)),
@@ -42,7 +48,8 @@ def _texts(plan: Plan, mesh: MeshPlan, file: Mapping[str, object]) -> dict[str, 
         "launch.json": launch.json_text(launch.launch(plan)),
         "plan.txt": plan_text.plan_text(plan),
         "plan.json": launch.json_text(plan_text.plan_json(plan)),
-    } | _artefact(plan, mesh)
+    }
+    return texts | _artefact(plan, mesh, texts)
 
 
 def render(plan: Plan) -> Bundle:

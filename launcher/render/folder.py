@@ -15,9 +15,11 @@ from launcher.issue import Issue, Refused, Severity
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
-ARTEFACTS: Mapping[str, str] = {"local": "run.sh", "slurm": "job.sbatch"}
+ARTEFACTS: Mapping[str, str] = {"local": "run.sh", "slurm": "job.sbatch", "kubernetes": "jobset.yaml"}
 """Target -> the file that it starts from, as a person would read it."""
 EXECUTABLE = frozenset({"run.sh"})
+_WORKER = "node/"
+_TOLD = frozenset({PLAN, "plan.txt"})  # what the launcher thinks of the experiment: nothing on the nodes reads it
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class Bundle:
     """Everything that will run.
 
     Attributes:
-        name: the run's name, <experiment>-<first 8 hex of content>.
-        content: sha256 over the files' hashes (content_of).
+        name: the run's name, <experiment>-<first 8 hex of asked_of>.
+        content: sha256 over all files' hashes (content_of).
         files: path inside the bundle -> bytes, sorted, the manifest included.
     """
 
@@ -40,13 +42,13 @@ class Bundle:
         return self.files[ARTEFACTS[json.loads(self.files[PLAN])["target"]]].decode()
 
 
-def run_name(experiment: str, content: str) -> str:
-    """The name of the run, and of its folder, for a content hash.
+def run_name(experiment: str, asked: str) -> str:
+    """The name of the run, and of its folder, for the hash of what was asked.
 
     >>> run_name("dsv3_128gpu", "0123456789abcdef")
     'dsv3_128gpu-01234567'
     """
-    return f"{experiment}-{content[:8]}"
+    return f"{experiment}-{asked[:8]}"
 
 
 def hashes_of(files: Mapping[str, bytes]) -> dict[str, str]:
@@ -60,13 +62,40 @@ def content_of(hashes: Mapping[str, str]) -> str:
     return hashlib.sha256(listing.encode()).hexdigest()
 
 
+def _is_worker(name: str) -> bool:
+    """Whether a file is the launcher's own code: its worker, or what starts that."""
+    return name.startswith(_WORKER) or name in ARTEFACTS.values()
+
+
+def asked_of(hashes: Mapping[str, str]) -> str:
+    """content_of the files that hold what was asked, without the launcher's own code and its plan of it.
+
+    These are sealed like all else, but a newer launcher has to find the runs of an older one.
+    """
+    return content_of({name: sha for name, sha in hashes.items() if not _is_worker(name) and name not in _TOLD})
+
+
+def worker_of(hashes: Mapping[str, str]) -> str:
+    """Which worker a bundle holds: 8 hex of content_of the launcher's own code in it."""
+    return content_of({name: sha for name, sha in hashes.items() if _is_worker(name)})[:8]
+
+
+def hashes_in(folder: Path) -> dict[str, str]:
+    """Path -> sha256 as the manifest in a bundle's folder has it. Raises Refused when that cannot be read."""
+    file = folder / MANIFEST
+    listed = _manifest({MANIFEST: file.read_bytes()} if file.is_file() else {})
+    if listed is None:
+        raise Refused(_error("BUNDLE_MANIFEST", MANIFEST, f"{folder} has no {MANIFEST} that can be read"))
+    return listed
+
+
 def seal(experiment: str, files: Mapping[str, bytes]) -> Bundle:
     """The bundle of these files: adds the manifest, works out content and name."""
     hashes = hashes_of(files)
     content = content_of(hashes)
     manifest = json.dumps({"content": content, "files": hashes}, indent=2) + "\n"
     sealed = {**files, MANIFEST: manifest.encode()}
-    return Bundle(run_name(experiment, content), content, {name: sealed[name] for name in sorted(sealed)})
+    return Bundle(run_name(experiment, asked_of(hashes)), content, {name: sealed[name] for name in sorted(sealed)})
 
 
 def _files_in(folder: Path) -> dict[str, bytes]:
@@ -136,7 +165,9 @@ def _taken(bundle: Bundle, folder: Path) -> Refused:
         files = _files_in(folder)
         issues = _compare(folder, files)
         if not issues:
-            seen = f"holds another bundle, {read(folder).name}"
+            there = read(folder)
+            other = "the same with another version of the worker" if there.name == bundle.name else "another bundle"
+            seen = f"holds {other}, {there.name}"
         elif _manifest(files) is not None:
             seen = f"holds a bundle that was changed since ({', '.join(issue.field for issue in issues[:3])})"
         else:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from launcher.plan.plan import Plan
 from launcher.render import slurm
 from launcher.render.container import container
+from launcher.render.node_check import node_check
 
 VERSION = 1
 """Of the file's layout; the worker refuses another one (launcher/node/launch.py)."""
@@ -41,6 +42,8 @@ def launch(plan: Plan) -> dict[str, object]:
         "stop_grace_seconds": experiment.trainer.stop_grace_seconds,
         "coordinator_timeout_seconds": experiment.trainer.coordinator_timeout_seconds,
         "secrets": sorted(experiment.env.secrets),
+        "overflow": monitor.overflow,
+        "node_check": node_check(experiment, mesh),
         "restarts": {
             "failures": monitor.max_failures,
             "preemptions": monitor.max_preemptions,

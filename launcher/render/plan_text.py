@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import textwrap
 from collections.abc import Mapping, Sequence
 
 from launcher.config import maxtext_schema
 from launcher.config.secrets import Found, find, hide
-from launcher.issue import Issue, Severity
+from launcher.plan import kubernetes
 from launcher.plan.mesh import MeshPlan
 from launcher.plan.plan import Plan
 from launcher.plan.slurm import placement, racks, time_limit
 from launcher.render.env import PGLE
-
-WIDTH = 110
-"""Columns of a line; only a single word can be longer."""
+from launcher.render.issue_text import issue_table, issues_json
+from launcher.render.layout import WIDTH, count, fact_lines, figure, wrap
+from launcher.render.plan_numbers import numbers_json, numbers_lines
 
 MESH_TITLE = "Mesh (ICI inside one NVLink domain, DCN between domains)"
 
@@ -50,17 +49,8 @@ def model_numbers(plan: Plan) -> dict[str, object]:
     return {word: chosen.get(key, schema.value(key, experiment.model.name)) for word, key in known.items()}
 
 
-def _count(number: int, noun: str) -> str:
-    """1 node, 2 nodes, 1,024 nodes."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _figure(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
 def _model_line(plan: Plan) -> str:
-    n = {word: _figure(value) for word, value in model_numbers(plan).items()}
+    n = {word: figure(value) for word, value in model_numbers(plan).items()}
     name = plan.experiment.model.name
     if not n:
         return f"{name}: no model of MaxText {plan.experiment.trainer.maxtext}"
@@ -78,31 +68,14 @@ def _model_line(plan: Plan) -> str:
 def _header(plan: Plan) -> list[str]:
     experiment = plan.experiment
     said = f": {experiment.description}" if experiment.description else ""
-    return [*_wrap(f"{experiment.name}{said}", ""), "=" * min(WIDTH, len(experiment.name) + len(said))]
-
-
-def _wrap(text: str, first: str, rest: str | None = None) -> list[str]:
-    """Lines of at most WIDTH columns: `first` before the first one, `rest` (as wide, blank) before the others."""
-    indent = " " * len(first) if rest is None else rest
-    lines: list[str] = []
-    for number, part in enumerate(text.splitlines() or [""]):
-        lead = indent if number else first
-        lines += _fold(part, WIDTH, lead, indent) or [lead.rstrip()]
-    return lines
-
-
-def _fold(text: str, width: int, first: str, rest: str) -> list[str]:
-    """textwrap without cutting words: a key or a path must stay one word."""
-    words = textwrap.TextWrapper(width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
-    words.break_long_words = False
-    return words.wrap(text)
+    return [*wrap(f"{experiment.name}{said}", ""), "=" * min(WIDTH, len(experiment.name) + len(said))]
 
 
 def _mesh_table(mesh: MeshPlan) -> list[str]:
     used = [axis for axis in mesh.ici if mesh.size(axis) > 1]
     rows = [("axis", "ICI", "DCN", "total")]
-    rows += [(axis, _figure(mesh.ici[axis]), _figure(mesh.dcn[axis]), _figure(mesh.size(axis))) for axis in used]
-    rows.append(("product", _figure(mesh.gpus_per_domain), _figure(mesh.domains), _figure(mesh.gpus)))
+    rows += [(axis, figure(mesh.ici[axis]), figure(mesh.dcn[axis]), figure(mesh.size(axis))) for axis in used]
+    rows.append(("product", figure(mesh.gpus_per_domain), figure(mesh.domains), figure(mesh.gpus)))
     width = max(len(row[0]) for row in rows)
     lines = [f"  {row[0]:<{width}}" + "".join(f"{cell:>8}" for cell in row[1:]) for row in rows]
     rule = "  " + "-" * (len(lines[0]) - 2)
@@ -113,7 +86,7 @@ def _mesh_table(mesh: MeshPlan) -> list[str]:
 def _asked_mesh(plan: Plan) -> str:
     """The words of a mesh that cannot be laid out."""
     asked, hardware = plan.experiment.mesh, plan.experiment.hardware
-    nodes = _count(plan.experiment.nodes, "node") if plan.experiment.nodes is not None else "nodes as the mesh needs"
+    nodes = count(plan.experiment.nodes, "node") if plan.experiment.nodes is not None else "nodes as the mesh needs"
     parts = [f"asked for {nodes} x {hardware.gpus_per_node} GPUs ({hardware.name})"]
     for name, axes in (("ICI", asked.ici), ("DCN", asked.dcn)):
         sizes = [f"{axis} {size}" for axis, size in dataclasses.asdict(axes).items() if size != 1]
@@ -135,26 +108,43 @@ def _facts(plan: Plan, mesh: MeshPlan) -> list[tuple[str, str]]:
     gpu = hardware.platform == "gpu"
     device, domain = ("GPU", "NVLink domain") if gpu else ("device", "domain")
     nodes = (
-        f"{_count(mesh.nodes, 'node')} x {_count(mesh.gpus_per_node, device)} ({hardware.name}), one process a {device}"
+        f"{count(mesh.nodes, 'node')} x {count(mesh.gpus_per_node, device)} ({hardware.name}), one process a {device}"
     )
-    share = _count(mesh.nodes_per_domain, "node")
+    share = count(mesh.nodes_per_domain, "node")
     if mesh.nodes_per_domain != hardware.domain_nodes:
-        share = f"{mesh.nodes_per_domain} of {_count(hardware.domain_nodes, 'node')}"
+        share = f"{mesh.nodes_per_domain} of {count(hardware.domain_nodes, 'node')}"
     each = (
-        f"{_count(mesh.gpus_per_domain, device)} each: "
+        f"{count(mesh.gpus_per_domain, device)} each: "
         if mesh.domains > 1
-        else f"{_count(mesh.gpus_per_domain, device)}: "
+        else f"{count(mesh.gpus_per_domain, device)}: "
     )
-    domains = f"{_count(mesh.domains, domain)} x {share}, {each}{_ranks(mesh)}"
+    domains = f"{count(mesh.domains, domain)} x {share}, {each}{_ranks(mesh)}"
     facts = [("nodes", nodes), ("domains", domains), ("experts", mesh.expert_statement)]
     if batch is not None and plan.settings is not None:
         steps = plan.settings.keys["steps"]
-        total = f"; {_figure(steps)} steps = {batch.tokens * steps:,} tokens" if isinstance(steps, int) else ""
-        tokens = f"{_count(batch.sequences, 'sequence')} = {batch.tokens:,} tokens a step, {batch.tokens_per_device:,} a {device}{total}"
+        total = f"; {figure(steps)} steps = {batch.tokens * steps:,} tokens" if isinstance(steps, int) else ""
+        tokens = f"{count(batch.sequences, 'sequence')} = {batch.tokens:,} tokens a step, {batch.tokens_per_device:,} a {device}{total}"
         facts.append(("batch", tokens))
     if plan.experiment.target.kind == "slurm":
         facts.append(("target", _slurm(plan, mesh)))
+    if plan.experiment.target.kind == "kubernetes":
+        facts.append(("target", _kubernetes(plan, mesh)))
     return facts
+
+
+def _kubernetes(plan: Plan, mesh: MeshPlan) -> str:
+    """What the cluster will be asked for."""
+    wanted, split = plan.experiment.target.kubernetes, kubernetes.layout(plan.experiment, mesh)
+    told = [f"{count(split.jobs, 'Job')} of {count(split.pods, 'pod')}"]
+    if kubernetes.spans_nodes(mesh, plan.experiment) and wanted.topology is not None:
+        told.append(f"{count(mesh.domains, 'domain')} by {wanted.topology}")
+    needed = kubernetes.memory(plan.experiment, mesh)
+    if wanted.memory_gib is not None:
+        told.append(f"{wanted.memory_gib} GiB a pod")
+    elif needed is not None:
+        told.append(f"{needed.needed} GiB a pod at least")
+    told.append(f"claim {wanted.claim} at {wanted.mount}")
+    return f"kubernetes{f' (queue {wanted.queue})' if wanted.queue else ''}: {'; '.join(told)}"
 
 
 def _slurm(plan: Plan, mesh: MeshPlan) -> str:
@@ -162,13 +152,13 @@ def _slurm(plan: Plan, mesh: MeshPlan) -> str:
     wanted, placed = plan.experiment.target.slurm, placement(plan.experiment, mesh)
     if placed is None:
         return "slurm: spare nodes that do not split, see the issues"
-    told = [_count(placed.nodes, "node")]
+    told = [count(placed.nodes, "node")]
     if placed.nodes > mesh.nodes:
         each = f", {placed.spare_a_domain} a domain" if placed.spare_a_domain and mesh.domains > 1 else ""
         told[0] += f" ({placed.nodes - mesh.nodes:,} spare{each})"
     needed = racks(plan.experiment, placed)
     if needed is not None:
-        told.append(f"--segment={placed.segment}: {_count(needed, 'NVLink domain')}")
+        told.append(f"--segment={placed.segment}: {count(needed, 'NVLink domain')}")
     told.append(f"{time_limit(wanted.time_minutes)} a start, {'queued again' if wanted.requeue else 'no requeue'}")
     where = f" ({wanted.partition})" if wanted.partition else ""
     return f"slurm{where}: {'; '.join(told)}"
@@ -194,7 +184,7 @@ def _translation_lines(plan: Plan) -> list[str]:
     width = min(46, max(len(word) for word, _ in rows))
     lines = ["The launcher's word -> what runs"]
     for word, became in rows:
-        lines += _wrap(became, f"  {word:<{width}}  -> ")
+        lines += wrap(became, f"  {word:<{width}}  -> ")
     return lines
 
 
@@ -208,15 +198,15 @@ def _sent(plan: Plan) -> list[str]:
         return []
     experiment, settings = plan.experiment, plan.settings
     line = f"{len(settings.arguments)} on the command line"
-    keys = f"{_count(len(settings.file), 'key')} in maxtext.yml, {line} (MaxText {experiment.trainer.maxtext})"
+    keys = f"{count(len(settings.file), 'key')} in maxtext.yml, {line} (MaxText {experiment.trainer.maxtext})"
     flags = len(experiment.xla.flags)
-    variables = _count(len(_variable_names(plan)), "variable")
+    variables = count(len(_variable_names(plan)), "variable")
     if experiment.env.secrets:
         names = ", ".join(sorted(experiment.env.secrets))
-        variables += f", and from the environment {_count(len(experiment.env.secrets), 'secret')}: {names}"
+        variables += f", and from the environment {count(len(experiment.env.secrets), 'secret')}: {names}"
     return [
         "Given to the trainer",
-        *_fact_lines([("MaxText", keys), ("XLA", _count(flags, "flag")), ("env", variables)]),
+        *fact_lines([("MaxText", keys), ("XLA", count(flags, "flag")), ("env", variables)]),
     ]
 
 
@@ -226,44 +216,17 @@ def _variable_names(plan: Plan) -> list[str]:
     return sorted({*experiment.fabric.vars, *experiment.env.vars, *([PGLE] if experiment.xla.pgle else [])})
 
 
-def _fact_lines(facts: Sequence[tuple[str, str]]) -> list[str]:
-    width = max(len(name) for name, _ in facts)
-    return [line for name, text in facts for line in _wrap(text, f"  {name:<{width}}  ")]
-
-
-def issue_table(issues: Sequence[Issue]) -> list[str]:
-    """All issues, errors first: severity, field over code, message over hint; at most WIDTH columns."""
-    if not issues:
-        return ["No issues."]
-    ordered = sorted(issues, key=Issue.rank)
-    numbers = {severity: sum(issue.severity is severity for issue in ordered) for severity in Severity}
-    counts = [_count(number, severity.value) for severity, number in numbers.items() if number]
-    width = min(40, max(max(len(i.field), len(i.code)) for i in ordered))
-    lines = [f"Issues: {', '.join(counts)}"]
-    for issue in ordered:
-        left = [issue.field, issue.code]
-        right = _cell(issue.message, width) + (_cell(issue.hint, width, "-> ") if issue.hint else [])
-        for row in range(max(len(left), len(right))):
-            severity = issue.severity.value if row == 0 else ""
-            name = left[row] if row < len(left) else ""
-            told = right[row] if row < len(right) else ""
-            lines.append(f"  {severity:<7}  {name:<{width}}  {told}".rstrip())
-    return lines
-
-
-def _cell(text: str, width: int, first: str = "") -> list[str]:
-    """The right-hand column, wrapped to what the left one leaves."""
-    room = WIDTH - (2 + 7 + 2 + width + 2)
-    return _fold(text, room, first, " " * len(first))
-
-
 def plan_text(plan: Plan) -> str:
     """What the plan says, for a reader in a terminal: plain ASCII lines, issues last."""
     blocks: list[list[str]] = [_header(plan)]
     if plan.mesh is not None:
-        blocks += [_fact_lines([("model", _model_line(plan)), *_facts(plan, plan.mesh)]), _mesh_table(plan.mesh)]
+        blocks += [
+            fact_lines([("model", _model_line(plan)), *_facts(plan, plan.mesh)]),
+            _mesh_table(plan.mesh),
+            numbers_lines(plan),
+        ]
     else:
-        blocks.append(_fact_lines([("model", _model_line(plan)), ("mesh", _asked_mesh(plan))]))
+        blocks.append(fact_lines([("model", _model_line(plan)), ("mesh", _asked_mesh(plan))]))
     blocks += [_translation_lines(plan), _sent(plan), issue_table(plan.issues)]
     text = "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
     return hide(text, find(plan.experiment)) if plan.errors else text
@@ -278,11 +241,6 @@ MESH_NUMBERS = (
 
 def _mesh_json(mesh: MeshPlan) -> dict[str, object]:
     return {"ici": dict(mesh.ici), "dcn": dict(mesh.dcn), **{name: getattr(mesh, name) for name in MESH_NUMBERS}}
-
-
-def issues_json(issues: Sequence[Issue]) -> list[dict[str, str]]:
-    """Issues for a script, errors first."""
-    return [{**dataclasses.asdict(i), "severity": i.severity.value} for i in sorted(issues, key=Issue.rank)]
 
 
 def plan_json(plan: Plan) -> dict[str, object]:
@@ -300,6 +258,7 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "model": {"name": experiment.model.name, **model_numbers(plan)},
         "mesh": _mesh_json(mesh) if mesh else None,
         "batch": dataclasses.asdict(plan.batch) if plan.batch else None,
+        "numbers": numbers_json(plan),
         "maxtext": {
             "version": experiment.trainer.maxtext,
             "file": dict(sorted(settings.file.items())) if settings else None,

@@ -102,6 +102,11 @@ def cancel_file(attempt: AttemptFolder) -> Path:
     return attempt.path / "cancel.json"
 
 
+def tidied_file(attempt: AttemptFolder) -> Path:
+    """Present once nothing of this attempt is left in its cluster: {"at": unix seconds}."""
+    return attempt.path / "tidied.json"
+
+
 def mark_cancelled(attempt: AttemptFolder, given_up: bool = False) -> None:
     """Note that the end was asked for. `given_up`: its host cannot be reached and it counts as ended from now on."""
     write_json(cancel_file(attempt), {"asked": time.time(), "given_up": given_up})
@@ -147,7 +152,7 @@ def judge(runs: Sequence[Run]) -> list[Judged]:
     for kind, indexes in asked.items():
         sights = look(kind, [found[index].handle or {} for index in indexes])
         for index, sight in zip(indexes, sights, strict=True):
-            found[index] = by_sight(found[index], sight)
+            found[index] = by_words(found[index], sight)
     return found
 
 
@@ -183,6 +188,16 @@ def by_sight(judged: Judged, sight: Sight) -> Judged:
         return _with_sight(judged, sight)
     except RunsError as error:
         return Judged(judged.run, State.DAMAGED, judged.attempt, reason=str(error))
+
+
+def by_words(judged: Judged, sight: Sight) -> Judged:
+    """by_sight, after rank 0's words were brought into the run's folder where its worker does not write there itself."""
+    if judged.run.target in base.DISTANT and judged.handle is not None and sight.presence is not Presence.UNKNOWN:
+        base.get(judged.run.target).bring(judged.run.layout, judged.handle, frozenset({0}))
+        judged = by_files(judged.run)
+        if not must_ask(judged):
+            return judged
+    return by_sight(judged, sight)
 
 
 def _from_files(run: Run) -> Judged:
@@ -235,6 +250,11 @@ def _with_sight(judged: Judged, sight: Sight) -> Judged:
     assert attempt is not None
     if sight.presence is Presence.UNKNOWN:
         return replace(judged, state=State.UNKNOWN, reason=_after(judged, sight.why))
+    if sight.attempt is not None and sight.attempt > attempt.number and sight.presence is not Presence.GONE:
+        about = f"attempt {sight.attempt} is about to begin"
+        return replace(
+            judged, state=State.RESTARTING, reason=_after(judged, f"{about}: {sight.why}" if sight.why else about)
+        )
     if sight.presence is Presence.WAITING:
         return replace(judged, state=State.WAITING, reason=_after(judged, sight.why))
     cancelled = read_object_if_there(cancel_file(attempt))
@@ -242,14 +262,12 @@ def _with_sight(judged: Judged, sight: Sight) -> Judged:
         if judged.result is not None or judged.decision is not None:
             return replace(judged, state=State.RESTARTING, reason=_next(judged))
         if _is_of_an_earlier_start(attempt, sight.since):
-            why = (
-                f"SLURM started job {judged.handle['job']} anew" if judged.handle and "job" in judged.handle else "anew"
-            )
-            return replace(
-                judged, state=State.RESTARTING, reason=f"{why}; attempt {attempt.number + 1} is about to begin"
-            )
+            why = f"SLURM started {base.title(judged.handle) or 'it'} anew; attempt {attempt.number + 1} is about to begin"
+            return replace(judged, state=State.RESTARTING, reason=why)
         if cancelled is not None:
-            return replace(judged, state=State.STOPPING, reason="asked to save a checkpoint and end")
+            return replace(
+                judged, state=State.STOPPING, reason=_joined("asked to save a checkpoint and end", sight.why)
+            )
         return replace(judged, state=_phase(attempt), reason=sight.why)
     run = judged.run
     fresh = by_files(run)  # a result, a decision or an attempt may have come between the two looks
@@ -259,7 +277,7 @@ def _with_sight(judged: Judged, sight: Sight) -> Judged:
         return by_sight(fresh, sight)
     if judged.result is not None:
         ended = _ended(run, attempt, judged.result, None)
-        return replace(ended, reason="; ".join(part for part in (ended.reason, sight.why) if part))
+        return replace(ended, reason=_joined(ended.reason, sight.why))
     began = attempt.started().exists()
     if cancelled is not None:
         reason = "killed by cancel" if began else "cancelled before it began"
@@ -275,6 +293,10 @@ def _is_of_an_earlier_start(attempt: AttemptFolder, since: float | None) -> bool
     """Whether the job has begun anew since this attempt began: the scheduler itself requeued it."""
     started = read_object_if_there(attempt.started()) if since is not None else None
     return started is not None and since is not None and float(started["started"]) < since - CLOCK_SECONDS
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
 
 
 def _after(judged: Judged, why: str) -> str:

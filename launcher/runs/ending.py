@@ -5,9 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from launcher.node import checkpoints
-from launcher.runs.attempts import POLL_SECONDS, Judged, State, cancel_file, judge_one, mark_cancelled
+from launcher.node.record import write_json
+from launcher.runs.attempts import (
+    POLL_SECONDS,
+    Judged,
+    State,
+    cancel_file,
+    judge_one,
+    mark_cancelled,
+    tidied_file,
+)
 from launcher.runs.figures import duration, tail_steps
+from launcher.runs.saved import saved
 from launcher.runs.store import Run, RunsError
 from launcher.runs.watch import Watch
 from launcher.targets import base
@@ -17,9 +26,14 @@ Say = Callable[[str], None]
 KILL_WAIT_SECONDS = 60.0
 """For killed processes to be gone: the kernel first frees their memory, hundreds of GB in well under a minute."""
 JOB_KILL_WAIT_SECONDS = 300.0
-"""For a killed job to be gone: SLURM's KillWait (30 s by default), its epilog, and the same."""
+"""For a killed job to be gone: SLURM's KillWait (30 s by default), its epilog, and the same; Kubernetes takes a second."""
+_HANGS = {
+    "slurm": "a node may hang: see `sinfo -R`",
+    "kubernetes": "a node may hang: `status` names the pods, `kubectl get nodes` shows whether theirs are ready",
+}
 _PROGRESS_SECONDS = 5.0
 _IDLE = (State.WAITING, State.RESTARTING)  # no trainer runs: in the queue, or between two attempts
+_TIDY_SECONDS = 60.0  # for pods that have said their last word to be gone
 _STOP_MARGIN_SECONDS = 60.0  # beyond the worker's own grace: it kills, reaps and writes its verdict
 
 
@@ -32,6 +46,7 @@ def cancel(run: Run, say: Say, wait_seconds: float | None = None) -> int:
     judged = judge_one(run)
     if not judged.is_live:
         say(_not_running_text(judged))
+        _tidy(judged, say)
         return 0
     if judged.state is State.UNKNOWN or judged.attempt is None or judged.handle is None:
         reason = judged.reason or "it is being started right now"
@@ -51,6 +66,7 @@ def cancel(run: Run, say: Say, wait_seconds: float | None = None) -> int:
         say(f"{run.name}: still ending after {duration(bound)}; it goes on by itself; cancel {run.name} --now kills it")
         return 2
     say(_ended_text(ended))
+    _tidy(ended, say)
     return 0
 
 
@@ -62,6 +78,7 @@ def cancel_now(run: Run, say: Say) -> int:
     judged = judge_one(run)
     if not judged.is_live:
         say(_not_running_text(judged))
+        _tidy(judged, say)
         return 0
     if judged.attempt is None or judged.handle is None:
         raise RunsError(f"{run.name} is being started right now", "try again in a moment")
@@ -79,11 +96,27 @@ def cancel_now(run: Run, say: Say) -> int:
     if ended is None:
         why = f"does not die of SIGKILL within {duration(bound)}: a process hangs in the kernel (driver or disk)"
         if supervised:
-            why = f"was told to end {duration(bound)} ago and is not gone; a node may hang: see `sinfo -R`"
+            why = f"was told to end {duration(bound)} ago and is not gone; {_HANGS[run.target]}"
         say(f"{run.name}: {why}")
         return 2
     say(_ended_text(ended))
+    _tidy(ended, say)
     return 0
+
+
+def _tidy(judged: Judged, say: Say) -> None:
+    """Remove what the run left in its cluster, once."""
+    if judged.handle is None or judged.attempt is None or judged.run.target not in base.DISTANT:
+        return
+    if tidied_file(judged.attempt).exists():
+        return
+    deadline = time.monotonic() + _TIDY_SECONDS
+    while (left := base.get(judged.run.target).tidy(judged.handle)) and time.monotonic() < deadline:
+        time.sleep(1.0)
+    for line in left:
+        say(f"{judged.run.name}: {line}; cancel {judged.run.name} again removes it")
+    if not left:
+        write_json(tidied_file(judged.attempt), {"at": time.time()})
 
 
 def _ask(judged: Judged) -> None:
@@ -124,8 +157,8 @@ def _not_running_text(judged: Judged) -> str:
 
 
 def _ended_text(judged: Judged) -> str:
-    folder = judged.run.checkpoints()
-    step = checkpoints.newest(folder) if folder is not None else None
-    kept = "" if folder is None else "; no checkpoint" if step is None else f"; newest checkpoint: step {step}"
+    newest = saved(judged.run)
+    kept = "; no checkpoint" if newest.step is None else f"; newest checkpoint: step {newest.step}"
+    kept = kept if newest.is_known else ""
     on = "" if judged.state is State.FINISHED else f"; go on with: resume {judged.run.name}"
     return f"{judged.run.name}: {judged.state}: {judged.reason}{kept}{on}"

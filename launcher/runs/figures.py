@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.node.steps import StepLine, parse_step
+from launcher.node.steps import JUNK_STEPS, StepLine, parse_step
 
-JUNK_STEPS = 3
-"""Steps at the start of an attempt whose `seconds` mean nothing (asynchronous dispatch; facts/maxtext.md section 3)."""
 WINDOW = 20
 """Steps that the current speed is the median of."""
 

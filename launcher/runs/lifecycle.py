@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.issue import Issue, Refused, Severity
-from launcher.runs import ending, progress, starting, store
+from launcher.runs import chains, ending, progress, starting, store, sweeps
 from launcher.runs.attempts import judge_one
 from launcher.runs.starting import Submitted
 from launcher.runs.store import Run
@@ -39,8 +41,39 @@ def submit(
 
     origin = provenance.collect(sys.argv)
     root = store.root(runs)
-    conditions = Conditions(_job_of(store.open_run(root, after)) if after else None, singleton)
+    conditions = _conditions(root, after, singleton)
     return _go(starting.submit(root, bundle, plan, os.environ, origin, conditions=conditions), detach)
+
+
+def sweep(
+    points: Sequence[sweeps.Point],
+    introduce: Callable[[int], None],
+    *,
+    runs: str | None = None,
+    after: str | None = None,
+    singleton: bool = False,
+    at_once: int | None = None,
+) -> int:
+    """Start the runs of all points, together where the target can; the worst exit code of `submit`.
+
+    `introduce`: called with a point's place before what came of it is told. `at_once`: see sweeps.Sweep.
+    """
+    from launcher.targets import provenance
+
+    root = store.root(runs)
+    conditions = _conditions(root, after, singleton)
+    origin = provenance.collect(sys.argv)
+    codes, going = [], 0
+    for place, submitted in sweeps.Sweep(root, os.environ, origin, conditions, at_once, _say).submit(points):
+        introduce(place)
+        if submitted.attempt is not None and submitted.run.target in base.SUPERVISED:
+            _say(submitted.message)
+            going += 1
+        else:
+            codes.append(_go(submitted, detach=False))
+    if going:
+        _say("they run on by themselves. See: runs; follow one: logs RUN -f; end one: cancel RUN")
+    return max(codes, default=0)
 
 
 def resume(run: Run, detach: bool = False) -> int:
@@ -64,6 +97,10 @@ def _go(submitted: Submitted, detach: bool) -> int:
     return progress.follow(submitted.run, submitted.attempt, sys.stdout)
 
 
+def _conditions(root: Path, after: str | None, singleton: bool) -> Conditions:
+    return Conditions(_job_of(store.open_run(root, after)) if after else None, singleton)
+
+
 def _job_of(run: Run) -> Handle | None:
     """The job that another run shall wait for; None, and a word about it, when that run is over already."""
     judged = judge_one(run)
@@ -71,9 +108,9 @@ def _job_of(run: Run) -> Handle | None:
         _say(f"{run.name}: {judged.state} already, there is nothing to wait for")
         return None
     if judged.handle is None or "job" not in judged.handle:
-        message = f"{run.name} is no job of a cluster (target {run.target}): nothing can be queued behind it"
+        message = f"{run.name} is in no queue of SLURM (target {run.target}): nothing can be queued behind it"
         raise Refused(Issue("AFTER_RUN", Severity.ERROR, "", message, f"wait for its end: logs {run.name} -f"))
-    return judged.handle
+    return chains.waited_for(run, judged.handle)
 
 
 def _say(text: str) -> None:

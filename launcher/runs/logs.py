@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TextIO
 
 from launcher.node.layout import AttemptFolder
-from launcher.runs.attempts import POLL_SECONDS, Judged, State
+from launcher.runs.attempts import POLL_SECONDS, Judged, State, handle_of, newest
 from launcher.runs.follow import GrowingFile
 from launcher.runs.store import Run, RunsError
 from launcher.runs.watch import Watch
+from launcher.targets import base
 
 _ABSL = re.compile(r"[IWEF](\d{4} \d\d:\d\d:\d\d\.\d{6}) ")
 """absl's prefix, local time without a year: I1129 16:03:20.969282 140264848128896 metric_logger.py:265]."""
@@ -25,6 +26,8 @@ _WORKER_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z ")
 _RANK_LOG = re.compile(r"rank(\d+)\.log")
 SRUN_LOG = "srun.log"
 """In an attempt's folder: what srun and pyxis said (launcher/node/step.py)."""
+LISTEN_SECONDS = 2.0
+"""Between two looks for new pods of a run that is followed; what the known ones say comes by itself."""
 _SHOWN = 8  # ranks listed one by one in a message
 _WORKER_LOG = re.compile(r"worker(\d+)\.log")
 
@@ -63,14 +66,16 @@ def print_logs(
     Raises:
         RunsError: there is no such attempt or rank, or nothing was printed; the text says what there is.
     """
+    hearing = _Hearing(run, rank)
+    hearing.hear()
     shown = _attempt(run, attempt)
     try:
         if follow:
-            _follow(run, shown, rank, attempt is None, out)
+            _follow(run, shown, hearing, attempt is None, out)
         else:
             logs = _logs(shown, rank)
             if not logs:
-                raise _nothing(shown, rank)
+                raise _nothing(run, shown, rank)
             _print_merged(logs, rank is None, out)
         out.flush()
     except BrokenPipeError:
@@ -116,14 +121,57 @@ def _logs(attempt: AttemptFolder, rank: int | None) -> list[tuple[str, Path]]:
     return [(label, path) for _, _, label, path in sorted(found)]
 
 
-def _nothing(attempt: AttemptFolder, rank: int | None) -> RunsError:
+def _nothing(run: Run, attempt: AttemptFolder, rank: int | None) -> RunsError:
     ranks = [label for label, path in _logs(attempt, None) if _RANK_LOG.fullmatch(path.name)]
     if rank is None or not ranks:
         jobs = sorted(attempt.path.parent.parent.glob("slurm-*.log"), key=lambda path: path.stat().st_mtime)
-        more = f"what the job itself said: {jobs[-1]}" if jobs else ""
+        more = f"what the job itself said: {jobs[-1]}" if jobs else _kept_elsewhere(run, attempt)
         return RunsError(f"attempt {attempt.number} has printed nothing yet: {attempt.path}", more)
     shown = ", ".join(ranks) if len(ranks) <= _SHOWN else f"{ranks[0]} to {ranks[-1]}"
-    return RunsError(f"attempt {attempt.number} has no rank {rank}, it has {shown}")
+    said = f"attempt {attempt.number} has no rank {rank}, it has {shown}"
+    return RunsError(said, _kept_elsewhere(run, attempt))
+
+
+def _kept_elsewhere(run: Run, attempt: AttemptFolder) -> str:
+    """Where the logs of pods lie that are gone; empty for a target whose workers write here."""
+    handle = handle_of(run, attempt) if run.target in base.DISTANT else None
+    if handle is None:
+        return ""
+    return (
+        f"the volume claim {handle.get('claim')} keeps all of them, in {handle.get('jobset')}/attempts/{attempt.number}"
+    )
+
+
+class _Hearing:
+    """Brings what the workers say where they do not write here themselves; says once what cannot be brought."""
+
+    def __init__(self, run: Run, rank: int | None) -> None:
+        self._run = run
+        self.rank = rank
+        self._told: set[str] = set()
+        self._due = 0.0
+
+    def hear(self) -> None:
+        """All that was said until now."""
+        self._tell(False)
+
+    def listen(self) -> None:
+        """The same, and every further word as it is said; asks the cluster now and then."""
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + LISTEN_SECONDS
+            self._tell(True)
+
+    def _tell(self, goes_on: bool) -> None:
+        attempt = newest(self._run) if self._run.target in base.DISTANT else None
+        handle = handle_of(self._run, attempt) if attempt is not None else None
+        if handle is None:
+            return
+        target = base.get(self._run.target)
+        ranks = None if self.rank is None else frozenset({self.rank})
+        for line in (target.listen if goes_on else target.bring)(self._run.layout, handle, ranks):
+            if line not in self._told:
+                print(f"{self._run.name}: {line}", file=sys.stderr, flush=True)
+                self._told.add(line)
 
 
 def _print_merged(logs: Sequence[tuple[str, Path]], labelled: bool, out: TextIO) -> None:
@@ -180,23 +228,28 @@ class _Followed:
         return printed
 
 
-def _follow(run: Run, attempt: AttemptFolder, rank: int | None, later_ones: bool, out: TextIO) -> None:
+def _follow(run: Run, attempt: AttemptFolder, hearing: _Hearing, later_ones: bool, out: TextIO) -> None:
+    rank = hearing.rank
     followed, watch = _Followed(attempt, rank), Watch(run)
     seen, told = False, ""
     while True:
         judged = watch.look()  # before reading: what was written before the end is then never missed
-        newest = judged.attempt.number if judged.attempt is not None else attempt.number
-        over = not judged.is_live or newest > attempt.number
+        newest_one = judged.attempt.number if judged.attempt is not None else attempt.number
+        over = not judged.is_live or newest_one > attempt.number
+        if over:
+            hearing.hear()
+        else:
+            hearing.listen()
         seen = followed.print_new(out, last=over) or seen
         told = _tell_why_nothing_comes(judged, told)
         if not over:
             time.sleep(POLL_SECONDS)
-        elif later_ones and newest > attempt.number:
+        elif later_ones and newest_one > attempt.number:
             attempt = run.layout.attempt(min(n for n in run.layout.attempt_numbers() if n > attempt.number))
             followed = _Followed(attempt, rank)
             out.write(f"==> attempt {attempt.number} <==\n")
         elif not seen:
-            raise _nothing(attempt, rank)
+            raise _nothing(run, attempt, rank)
         else:
             return
 

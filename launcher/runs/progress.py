@@ -13,9 +13,9 @@ from types import FrameType
 from typing import TextIO
 
 from launcher.node.codes import Outcome
-from launcher.node.steps import StepLine, parse_step
+from launcher.node.steps import JUNK_STEPS, StepLine, parse_step
 from launcher.runs.attempts import POLL_SECONDS, Judged, State, judge_one, mark_cancelled
-from launcher.runs.figures import JUNK_STEPS, WINDOW, duration
+from launcher.runs.figures import WINDOW, duration
 from launcher.runs.follow import GrowingFile
 from launcher.runs.status import checkpoint_text, log_of, status_of
 from launcher.runs.store import Run
@@ -192,6 +192,7 @@ def report_line(judged: Judged, figures: Figures) -> str:
     lines = [f"{judged.state}: {', '.join(parts)}, {judged.run.folder}"]
     if judged.state is not State.FINISHED:
         lines.append(f"reason: {judged.reason}")
+        lines += [f"{name:<8}{text}" for name, text in (("cause:", status.cause), ("next:", status.advice)) if text]
         if judged.attempt is not None:
             lines.append(f"log:    {log_of(judged)}")
         lines.append(f"go on:  python -m launcher resume {judged.run.name}")

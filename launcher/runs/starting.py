@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.issue import Refused
-from launcher.node import checkpoints
 from launcher.node.layout import RunFolder
 from launcher.node.record import write_json
-from launcher.render.folder import Bundle, verify, write
-from launcher.runs import store
+from launcher.render.folder import Bundle, asked_of, hashes_in, hashes_of, verify, worker_of, write
+from launcher.runs import chains, store
 from launcher.runs.attempts import Judged, State, by_files, handle_file, judge_one
 from launcher.runs.decisions import suspects
+from launcher.runs.saved import saved
 from launcher.runs.status import describe, status_of
 from launcher.runs.store import Run, RunsError
 from launcher.runs.watch import pauses
@@ -58,6 +58,22 @@ def submit(
         Refused: the target cannot run it; every reason.
         RunsError: the run's folder is damaged, or holds another bundle under this name.
     """
+    run, options = made(root, bundle, plan, environ=environ, provenance=provenance, conditions=conditions)
+    told = _worker_text(run, bundle)
+    submitted = _go_on(run, options, conditions)
+    return replace(submitted, message=f"{submitted.message}\n{told}") if told else submitted
+
+
+def made(
+    root: Path,
+    bundle: Bundle,
+    plan: Plan,
+    *,
+    environ: Mapping[str, str],
+    provenance: Mapping[str, Any],
+    conditions: Conditions,
+) -> tuple[Run, Options]:
+    """The run of this bundle, made now if it is not there yet, and its target's options. Nothing is started. Raises as `submit`."""
     kind = plan.experiment.target.kind
     target = base.get(kind)
     options = target.options(environ)
@@ -77,10 +93,26 @@ def submit(
             write_json(folder.provenance, dict(provenance))
 
         store.create(root, bundle.name, record, fill)
-    run = store.load(root / bundle.name)
-    if run.record.get("content") != bundle.content:
+    return store.load(root / bundle.name), options
+
+
+def _worker_text(run: Run, bundle: Bundle) -> str:
+    """A word about a run whose bundle was rendered by another launcher; empty when it is this very bundle.
+
+    Raises RunsError when it is another experiment's.
+    """
+    if run.record.get("content") == bundle.content:
+        return ""
+    there, here = hashes_in(run.layout.bundle.path), hashes_of(bundle.files)
+    if asked_of(there) != asked_of(here):
         raise RunsError(f"{run.folder} holds another bundle under this name", "give this experiment another: name=...")
-    return _go_on(run, options, conditions)
+    own, new = worker_of(there), worker_of(here)
+    if own == new:
+        return ""
+    return (
+        f"{run.name}: its bundle was rendered by another launcher: its attempts go on with that one's worker ({own}); "
+        f"this launcher's is {new}"
+    )
 
 
 def resume(run: Run, conditions: Conditions = NOW) -> Submitted:
@@ -154,34 +186,35 @@ def _start(run: Run, before: Judged, options: Options, conditions: Conditions) -
         if not any(attempt.path.iterdir()):
             attempt.path.rmdir()
         raise
+    handle = chains.noted(handle, conditions)
     write_json(handle_file(attempt), handle)
     if options != run.record.get("options"):
         write_json(run.layout.run, {**run.record, "options": options})
-    text = _started_text(run, before, number, _as_what(handle, conditions))
-    return Submitted(run, State.STARTING, number, text, 0)
+    text = _started_text(run, before, number, as_what(handle, conditions))
+    followers = chains.move(run, handle) if before.attempt is not None else []
+    return Submitted(run, State.STARTING, number, "\n".join([text, *followers]), 0)
 
 
-def _as_what(handle: Handle, conditions: Conditions) -> str:
-    """How a scheduler knows it; empty without one."""
-    if "job" not in handle:
+def as_what(handle: Handle, conditions: Conditions) -> str:
+    """How a scheduler knows what was started; empty without one."""
+    if not base.title(handle):
         return ""
     after = [f"after job {conditions.after['job']}"] if conditions.after else []
     after += ["not beside another of its name"] if conditions.singleton else []
     after += [f"not on {', '.join(conditions.exclude)}"] if conditions.exclude else []
-    return f"submitted as job {handle['job']}{' (' + ', '.join(after) + ')' if after else ''}"
+    return f"submitted as {base.title(handle)}{' (' + ', '.join(after) + ')' if after else ''}"
 
 
 def _started_text(run: Run, before: Judged, number: int, submitted: str) -> str:
     if before.attempt is None:
         return f"{run.name}: {submitted or 'started'}"
-    folder = run.checkpoints()
-    step = checkpoints.newest(folder) if folder is not None else None
-    if folder is None:
-        source = "resumes from the newest checkpoint on remote storage, if there is one"
-    elif step is None:
+    newest = saved(run)
+    if not newest.is_known:
+        source = "resumes from the newest checkpoint on its storage, if there is one"
+    elif newest.step is None:
         source = "starts from step 0: there is no checkpoint"
     else:
-        source = f"resumes from the checkpoint of step {step}"
+        source = f"resumes from the checkpoint of step {newest.step}"
     why = f": {before.reason}" if before.reason else ""
     submitted = f", {submitted}" if submitted else ""
     ended = f"{run.name}: attempt {before.attempt.number} {before.state}{why}"

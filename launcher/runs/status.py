@@ -8,15 +8,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launcher.node import checkpoints
+from launcher.issue import Refused
 from launcher.node.layout import AttemptFolder
 from launcher.node.steps import StepLine
-from launcher.runs.attempts import Judged, State, judge
+from launcher.runs.attempts import Judged, State, judge, tidied_file
 from launcher.runs.figures import duration, speed, tail_steps
 from launcher.runs.logs import SRUN_LOG
+from launcher.runs.saved import saved
 from launcher.runs.store import Run, RunsError, read_object_if_there
+from launcher.targets import base
+
+if TYPE_CHECKING:
+    from launcher.runs.goodput import Goodput
 
 
 @dataclass(frozen=True)
@@ -26,8 +31,10 @@ class Status:
     Steps count from 0 as MaxText does: `last_step` 19 of `steps` 20 is the end. `step_attempt`: the attempt that
     completed it. seconds_per_step: median of the newest `speed_steps` steps, the attempt's first three left out.
     tokens_per_second_per_device: MaxText's. eta_seconds: only while it runs. checkpoint: the newest committed step.
-    restarts: attempts but the first. job: its number at a scheduler, empty without one. reason: one line, why it is not
-    running. log: where to read on.
+    restarts: attempts but the first. job: its number or name at a scheduler, empty without one. left: what is still there of
+    a run that is over, and how to remove it. reason: one line, why it is not
+    running. log: where to read on. cause, advice: of a failed run, by the table of failures, and what should follow.
+    goodput: where its time went, None where that takes long to read. These three come from the logs: of one run alone.
     """
 
     run: str
@@ -51,11 +58,54 @@ class Status:
     reason: str = ""
     log: str = ""
     path: str = ""
+    left: str = ""
+    cause: str = ""
+    advice: str = ""
+    goodput: Goodput | None = None
 
 
 def status_of(run: Run) -> Status:
-    """The status of one run."""
-    return statuses([run])[0]
+    """The status of one run, with what only its logs tell."""
+    judged = judge([run])[0]
+    return _with_logs(describe(judged), judged)
+
+
+QUICK_BYTES = 16 << 20
+"""Logs that are read for one status, a second or two; of a run that says more `events --goodput` tells where the time went."""
+
+_FAILED = frozenset({State.FAILED, State.DIED, State.STALLED, State.OVERFLOW})
+
+
+def _with_logs(status: Status, judged: Judged) -> Status:
+    """Where the time went and, of a failure, the cause."""
+    if status.state is State.DAMAGED or judged.attempt is None:
+        return status
+    from launcher.runs.goodput import goodput
+    from launcher.runs.history import history
+    from launcher.runs.reading import RANK_0, behind, table_of
+
+    found = None
+    try:
+        if behind(judged.run.layout) <= QUICK_BYTES:
+            with table_of(judged.run.layout, RANK_0) as table:
+                found = goodput(history(judged, table))
+    except (RunsError, OSError, TypeError, KeyError, ValueError):  # what an older attempt left damaged hides no status
+        return status
+    cause, advice = _cause(judged.attempt, judged.reason) if status.state in _FAILED else ("", "")
+    return dataclasses.replace(status, goodput=found, cause=cause, advice=advice)
+
+
+def _cause(attempt: AttemptFolder, reason: str) -> tuple[str, str]:
+    """Cause and advice, where the table knows it; what is unknown says no more than the reason does."""
+    from launcher.runs.causes import cause_of
+
+    try:
+        found = cause_of(attempt, reason)
+    except Refused as error:
+        return f"not looked up, the table of failures is wrong: {error.issues[0].message}", ""
+    if found is None or (found.signature is None and reason):
+        return "", ""
+    return found.cause, found.advice
 
 
 def statuses(runs: Sequence[Run]) -> list[Status]:
@@ -65,7 +115,8 @@ def statuses(runs: Sequence[Run]) -> list[Status]:
 
 def status_json(status: Status) -> dict[str, Any]:
     """For `--json`: the fields of Status by name."""
-    return dataclasses.asdict(status)
+    plain = dataclasses.asdict(dataclasses.replace(status, goodput=None))
+    return {**plain, "goodput": None if status.goodput is None else status.goodput.as_json()}
 
 
 def describe(judged: Judged) -> Status:
@@ -113,7 +164,7 @@ def _figures(judged: Judged, now: float) -> Status:
         target=run.target,
         attempt=judged.attempt.number if judged.attempt else None,
         restarts=max(0, len(numbers) - 1),
-        job=str((judged.handle or {}).get("job", "")),
+        job=base.title(judged.handle).removeprefix("job "),
         steps=steps,
         last_step=last,
         step_attempt=shown.number if lines and shown else None,
@@ -129,18 +180,21 @@ def _figures(judged: Judged, now: float) -> Status:
         reason=judged.reason if state is not State.FINISHED else "",
         log=str(log_of(judged)) if judged.attempt else "",
         path=str(run.folder),
+        left=_left(judged),
     )
 
 
+def _left(judged: Judged) -> str:
+    """What a run that is over may still hold in a cluster; empty once `cancel` or `resume` has tidied up."""
+    domains = (judged.handle or {}).get("compute_domains") or ()
+    if judged.is_live or judged.attempt is None or not domains or tidied_file(judged.attempt).exists():
+        return ""
+    return f"ComputeDomain {', '.join(domains)} may still hold its racks' NVLink: cancel {judged.run.name} removes it"
+
+
 def _checkpoint(run: Run, now: float) -> tuple[int | None, float | None]:
-    folder = run.checkpoints()
-    step = checkpoints.newest(folder) if folder is not None else None
-    if folder is None or step is None:
-        return None, None
-    try:
-        return step, max(0.0, now - (folder / str(step)).stat().st_mtime)
-    except OSError:  # removed just now: MaxText keeps only so many
-        return step, None
+    newest = saved(run)
+    return newest.step, None if newest.at is None else max(0.0, now - newest.at)
 
 
 def _elapsed(judged: Judged, now: float) -> float | None:
@@ -187,8 +241,8 @@ def status_text(status: Status) -> str:
     ]
     if status.job:
         rows.append(("job", status.job))
-    if status.reason:
-        rows.append(("reason", status.reason))
+    why = (("reason", status.reason), ("cause", status.cause), ("next", status.advice))
+    rows += [(name, value) for name, value in why if value]
     if status.last_step is not None:
         earlier = f" (in attempt {status.step_attempt})" if status.step_attempt != status.attempt else ""
         rows.append(
@@ -206,9 +260,9 @@ def status_text(status: Status) -> str:
         rows.append(("left", f"about {duration(status.eta_seconds)}"))
     if status.state is not State.DAMAGED:
         rows.append(("checkpoint", checkpoint_text(status)))
-    if status.log:
-        rows.append(("log", status.log))
-    rows.append(("path", status.path))
+    spent = "" if status.goodput is None else status.goodput.line()
+    last = (("goodput", spent), ("left", status.left), ("log", status.log), ("path", status.path))
+    rows += [(name, value) for name, value in last if value]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 

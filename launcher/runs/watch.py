@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from launcher.runs.attempts import POLL_SECONDS, Judged, by_files, by_sight, look, must_ask
+from launcher.runs.attempts import POLL_SECONDS, Judged, by_files, by_sight, by_words, look, must_ask
 from launcher.runs.store import Run
 from launcher.targets import base
 from launcher.targets.base import Sight
@@ -48,6 +48,7 @@ class Watch:
         if self._sight is None or time.monotonic() >= self._due or self._run.target not in base.SUPERVISED:
             self._sight = look(self._run.target, [judged.handle or {}])[0]
             self._due = time.monotonic() + next(self._pauses)
+            return by_words(judged, self._sight)
         return by_sight(judged, self._sight)
 
 

@@ -126,6 +126,29 @@ def find(run: RunFolder) -> Handle | None:  # noqa: ARG001  every target has the
     return None
 
 
+def bring(run: RunFolder, handle: Handle, ranks: frozenset[int] | None) -> list[str]:  # noqa: ARG001
+    """Nothing: the worker writes into the run's folder itself."""
+    return []
+
+
+def listen(run: RunFolder, handle: Handle, ranks: frozenset[int] | None) -> list[str]:  # noqa: ARG001
+    """Nothing: its logs grow in the run's folder."""
+    return []
+
+
+def tidy(handle: Handle) -> list[str]:  # noqa: ARG001
+    """Nothing is left but processes, and `kill` finds those."""
+    return []
+
+
+def rehearse(plan: Plan, options: Options) -> list[str]:  # noqa: ARG001
+    """There is no server to ask."""
+    hint = "`plan` and `preflight` say what would be wrong"
+    raise Refused(
+        _error("DRY_RUN", "target", "this machine has no server that could be asked: --dry-run is a cluster's", hint)
+    )
+
+
 def _is_here(handle: Handle) -> bool:
     return bool(handle["host"] == socket.gethostname() and handle["boot"] in (None, processes.boot_id()))
 

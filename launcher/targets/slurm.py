@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -21,7 +22,7 @@ from launcher.targets import slurm_queue as queue
 from launcher.targets.base import NOW, Conditions, Handle, Options, Presence, Sight
 from launcher.targets.secrets import unset_secrets
 from launcher.targets.slurm_queue import Job, Unanswered
-from launcher.targets.slurm_reasons import sentence
+from launcher.targets.slurm_reasons import Phase, sentence, state
 
 if TYPE_CHECKING:
     from launcher.plan.plan import Plan
@@ -30,38 +31,6 @@ if TYPE_CHECKING:
 ARTEFACT = "job.sbatch"
 """What is submitted: this file of the bundle."""
 
-# `man squeue`, JOB STATE CODES.
-_WAITS = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
-_OVER = frozenset(
-    {
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "LAUNCH_FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "RECONFIG_FAIL",
-        "REVOKED",
-        "TIMEOUT",
-    }
-)
-_ENDS = {
-    "BOOT_FAIL": "its nodes did not boot",
-    "CANCELLED": "it was cancelled (scancel)",
-    "DEADLINE": "its deadline passed",
-    "NODE_FAIL": "a node failed",
-    "OUT_OF_MEMORY": "it used more memory than it had asked for",
-    "PREEMPTED": "SLURM took its nodes for another job",
-    "TIMEOUT": "it reached its time limit",
-}
-_LIVES = {
-    "CONFIGURING": "its nodes are being booted",
-    "SUSPENDED": "SLURM has suspended it: another job uses its nodes",
-    "STOPPED": "it was stopped by a signal (SIGSTOP)",
-}
 _ASK_THERE = "ask on a login node of that cluster, or set SLURM_CONF"
 
 
@@ -72,7 +41,7 @@ def options(environ: Mapping[str, str]) -> Options:  # noqa: ARG001  every targe
 
 def refusals(plan: Plan, options: Options, conditions: Conditions = NOW) -> list[Issue]:  # noqa: ARG001
     """What this login node lacks: SLURM's commands, submitit, secrets. What the cluster cannot give, the plan has told."""
-    return [*_lacking(), *unset_secrets(plan.experiment.env.secrets)]
+    return [*lacking(), *unset_secrets(plan.experiment.env.secrets)]
 
 
 def start(run: RunFolder, attempt: int, options: Options, conditions: Conditions = NOW) -> Handle:  # noqa: ARG001
@@ -80,35 +49,39 @@ def start(run: RunFolder, attempt: int, options: Options, conditions: Conditions
 
     Never beside another job of this run. Raises Refused: sbatch's words, or such a job; Unanswered: no controller.
     """
-    secrets = json.loads(run.bundle.launch.read_text(encoding="utf-8")).get("secrets", [])
-    issues = [*_lacking(), *unset_secrets(secrets)]
+    issues = lacking(run)
     if issues:
         raise Refused(*issues)
     from launcher.targets.slurm_submit import SbatchFailed, Submission, submit
 
-    folder = _folder(run)
+    folder = works_in(run)
     there = queue.jobs_in(folder)
     if there:
-        raise Refused(_still_there(run, there[-1]))
+        raise Refused(still_there(run, there[-1]))
     script = folder / ARTEFACT
-    words = [f"--chdir={folder}", *_ordering(script, conditions)]
+    words = [f"--chdir={folder}", *ordering(script, conditions)]
     submission = Submission(script, words, queue.foreign(os.environ), [str(attempt)])
     try:
-        return _handle(folder, submit(submission))
+        return handle_for(folder, submit(submission))
     except SbatchFailed as failed:
         if not queue.no_contact(failed.said):
-            raise Refused(_refused(failed)) from failed
-        late = find(run)  # it may have got there all the same; asks the controller: raises Unanswered when it is down
-        if late is None:
-            raise Unanswered(f"{failed.said}; nothing was submitted: try again") from failed
-        return late
+            raise Refused(refused(failed)) from failed
+        return arrived(run, failed)
+
+
+def arrived(run: RunFolder, failed: SbatchFailed) -> Handle:
+    """The job of a submission that got no answer, if it has reached the controller. Raises Unanswered."""
+    late = find(run)
+    if late is None:
+        raise Unanswered(f"{failed.said}; nothing was submitted: try again") from failed
+    return late
 
 
 def find(run: RunFolder) -> Handle | None:
     """The newest job of this user that works in the run's bundle and is not over. Raises Unanswered."""
-    folder = _folder(run)
+    folder = works_in(run)
     there = queue.jobs_in(folder)
-    return _handle(folder, there[-1].number) if there else None
+    return handle_for(folder, there[-1].number) if there else None
 
 
 def adopt(started: Mapping[str, Any], folder: str) -> Handle | None:
@@ -121,7 +94,7 @@ def adopt(started: Mapping[str, Any], folder: str) -> Handle | None:
         "job": str(job),
         "cluster": "",
         "user": "",
-        "folder": str(_folder(RunFolder(Path(folder).parents[1]))),
+        "folder": str(works_in(RunFolder(Path(folder).parents[1]))),
     }
 
 
@@ -129,7 +102,7 @@ def look(handles: Sequence[Handle]) -> list[Sight]:
     """One squeue for all; one `scontrol show config` more when it does not know some of them."""
     numbers = {_number(handle) for handle in handles} - {""}
     try:
-        known = queue.jobs(sorted(numbers, key=int))
+        known = queue.jobs(sorted(numbers))
         lost = [handle for handle in handles if _ours(handle, known) is None]
         site = queue.site() if lost else None
     except Unanswered as error:
@@ -140,15 +113,62 @@ def look(handles: Sequence[Handle]) -> list[Sight]:
 def stop(handle: Handle) -> None:
     """SIGUSR1 to the job's step, whose workers have MaxText save and end; a job that has not begun is cancelled."""
     job = _job(handle)
-    if job is not None and job.state not in _OVER:
-        queue.cancel(job.number, *([] if job.state in _WAITS else ["--signal=USR1"]))
+    if job is not None and state(job.state).phase is not Phase.OVER:
+        queue.cancel(job.number, *([] if state(job.state).phase is Phase.WAITS else ["--signal=USR1"]))
 
 
 def kill(handle: Handle) -> None:
     """scancel: SLURM ends all processes of the job, SIGTERM first and SIGKILL after its KillWait (30 s by default)."""
     job = _job(handle)
-    if job is not None and job.state not in _OVER:
+    if job is not None and state(job.state).phase is not Phase.OVER:
         queue.cancel(job.number)
+
+
+def bring(run: RunFolder, handle: Handle, ranks: frozenset[int] | None) -> list[str]:  # noqa: ARG001
+    """Nothing: the workers write into the run's folder themselves."""
+    return []
+
+
+def listen(run: RunFolder, handle: Handle, ranks: frozenset[int] | None) -> list[str]:  # noqa: ARG001
+    """Nothing: its logs grow in the run's folder."""
+    return []
+
+
+def tidy(handle: Handle) -> list[str]:  # noqa: ARG001
+    """Nothing: SLURM cleans up behind a job."""
+    return []
+
+
+def rehearse(plan: Plan, options: Options) -> list[str]:  # noqa: ARG001
+    """sbatch --test-only: whether the controller would take the script, and when it expects to start it."""
+    from launcher.render.bundle import render
+
+    issues = lacking()
+    if issues:
+        raise Refused(*issues)
+    taken, said = queue.test_only(render(plan).artefact)
+    if not taken:
+        raise Refused(
+            _issue("SBATCH_REFUSED", "target.slurm", f"sbatch would refuse the job: {said}", "nothing was submitted")
+        )
+    return [said]
+
+
+def follow(handle: Handle, after: Handle) -> str:
+    """Add a dependency to a pending job; what its other dependencies are stays."""
+    try:
+        job = _job(handle)
+        if job is None or state(job.state).phase is not Phase.WAITS:
+            return (
+                "it has begun already" if job is not None and state(job.state).phase is not Phase.OVER else "it is over"
+            )
+        if "?" in job.dependency:  # any of them is enough, and SLURM does not take both kinds
+            return f"its own dependency is {job.dependency}"
+        own = [re.sub(r"\(.*", "", part) for part in job.dependency.split(",") if part]
+        queue.depend(job.number, ",".join([*own, f"afterany:{after['job']}"]))
+    except Unanswered as error:
+        return str(error)
+    return ""
 
 
 def _job(handle: Handle) -> Job | None:
@@ -159,15 +179,16 @@ def _job(handle: Handle) -> Job | None:
 def _number(handle: Handle) -> str:
     """The job's number; empty for a handle that is damaged: one wrong word would spoil the question for all."""
     number = str(handle.get("job", ""))
-    return number if number.isdecimal() else ""
+    return number if re.fullmatch(r"[0-9]+(_[0-9]+)?", number) else ""
 
 
-def _folder(run: RunFolder) -> Path:
-    """Where the run's jobs work."""
+def works_in(run: RunFolder) -> Path:
+    """Where the run's jobs work: its bundle."""
     return run.path.resolve() / run.bundle.path.name
 
 
-def _handle(folder: Path, number: str) -> Handle:
+def handle_for(folder: Path, number: str) -> Handle:
+    """The handle of the job with that number which works in the folder."""
     try:
         cluster = queue.site().cluster
     except Unanswered:
@@ -184,16 +205,16 @@ def _user() -> str:
 
 def _ours(handle: Handle, known: Mapping[str, Job]) -> Job | None:
     job = known.get(_number(handle))
-    return job if job is not None and job.folder == handle.get("folder") else None
+    return job if job is not None and job.folder in (handle.get("folder"), handle.get("sweep")) else None
 
 
 def _sight(job: Job) -> Sight:
-    if job.state in _WAITS:
+    if state(job.state).phase is Phase.WAITS:
         return Sight(Presence.WAITING, sentence(job.number, job.reason, job.dependency, job.start))
-    if job.state in _OVER:
-        why = _ENDS.get(job.state, f"SLURM's state is {job.state}")
+    if state(job.state).phase is Phase.OVER:
+        why = state(job.state).why or f"SLURM's state is {job.state}"
         return Sight(Presence.GONE, f"job {job.number} is over: {why}")
-    return Sight(Presence.ALIVE, _LIVES.get(job.state, ""), job.start)
+    return Sight(Presence.ALIVE, state(job.state).why, job.start)
 
 
 def absent(handle: Handle, site: queue.Site | None, user: str) -> Sight:
@@ -211,12 +232,13 @@ def absent(handle: Handle, site: queue.Site | None, user: str) -> Sight:
     return Sight(Presence.GONE, f"job {number} is over, and SLURM has forgotten how it ended")
 
 
-def _still_there(run: RunFolder, job: Job) -> Issue:
+def still_there(run: RunFolder, job: Job) -> Issue:
+    """A job of the run that its start would be beside of."""
     message = f"job {job.number} of {run.name} is still there ({job.state.lower()}): two would write into the same checkpoints"
     return _issue("SLURM_JOB_THERE", "", message, f"wait for its end, or end it: scancel {job.number}")
 
 
-def _ordering(script: Path, conditions: Conditions) -> list[str]:
+def ordering(script: Path, conditions: Conditions) -> list[str]:
     """--dependency and --exclude. On the command line they replace the script's own lines, so those are joined in."""
     from launcher.targets.slurm_submit import lines
 
@@ -232,7 +254,8 @@ def _ordering(script: Path, conditions: Conditions) -> list[str]:
     return words
 
 
-def _refused(failed: SbatchFailed) -> Issue:
+def refused(failed: SbatchFailed) -> Issue:
+    """sbatch's own words, whole, and what was submitted."""
     hidden = [name for name in queue.foreign(os.environ) if name.startswith("SBATCH_")]
     hint = f"what was submitted: {shlex.join(failed.command)}"
     if hidden:
@@ -240,8 +263,10 @@ def _refused(failed: SbatchFailed) -> Issue:
     return _issue("SBATCH_REFUSED", "target.slurm", f"sbatch refused the job: {failed.said}", hint)
 
 
-def _lacking() -> list[Issue]:
-    issues = []
+def lacking(*runs: RunFolder) -> list[Issue]:
+    """What this machine lacks to submit at all, and the secrets of these runs that this shell does not have."""
+    launches = [json.loads(run.bundle.launch.read_text(encoding="utf-8")) for run in runs]
+    issues = unset_secrets(sorted({name for launch in launches for name in launch.get("secrets", [])}))
     lost = queue.missing()
     if lost:
         message = f"this machine has no {', '.join(lost)} on its PATH"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -9,6 +10,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from launcher.targets import sweep
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "srun")
 """What a login node of SLURM has, and the launcher uses (srun: submitit takes it for the sign of a cluster)."""
@@ -35,6 +38,7 @@ class Job:
     state: SLURM's long word. reason: why it is pending, or how it ended. start: Unix seconds, of the newest start, or when
     SLURM expects to start it; None = neither. dependency: what is left of it. folder: its working directory, as it was
     said at its submission; with the number it names one job: numbers are used again, and by other clusters too.
+    A task of an array is a job of its own here, ARRAY_TASK its number; that of a sweep works in its own run's bundle.
     """
 
     number: str
@@ -47,10 +51,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Site:
-    """The cluster that this shell talks to. hides_jobs: users do not see each other's jobs."""
+    """The cluster that this shell talks to. hides_jobs: users do not see each other's jobs. largest_array: in tasks."""
 
     cluster: str
     hides_jobs: bool
+    largest_array: int = 1001  # SLURM's own default
 
 
 def foreign(environ: Mapping[str, str]) -> list[str]:
@@ -71,17 +76,30 @@ def jobs(numbers: Sequence[str]) -> dict[str, Job]:
     return _listed("--states=all", f"--jobs={','.join(numbers)}") if numbers else {}
 
 
+def jobs_of_user() -> list[Job]:
+    """The jobs of this user that are not over. Raises Unanswered."""
+    return list(_listed(f"--user={os.getuid()}").values())
+
+
 def jobs_in(folder: Path) -> list[Job]:
-    """The jobs of this user that are not over and work in the folder. Raises Unanswered."""
-    return [job for job in _listed(f"--user={os.getuid()}").values() if job.folder == str(folder)]
+    """Those that work in the folder. Raises Unanswered."""
+    return [job for job in jobs_of_user() if job.folder == str(folder)]
 
 
 def site() -> Site:
     """The cluster's name and whether it hides jobs. Raises Unanswered."""
     text = _ask("scontrol", "show", "config")
-    found = dict(re.findall(r"^(ClusterName|PrivateData)\s*=\s*(.*?)\s*$", text, re.MULTILINE))
+    found = dict(re.findall(r"^(ClusterName|PrivateData|MaxArraySize)\s*=\s*(.*?)\s*$", text, re.MULTILINE))
     private = re.split(r"[,\s]+", found.get("PrivateData", "").lower())
-    return Site(found.get("ClusterName", ""), bool({"jobs", "all"} & set(private)))
+    largest = found.get("MaxArraySize", "")
+    hides = bool({"jobs", "all"} & set(private))
+    name = found.get("ClusterName", "")
+    return Site(name, hides, int(largest)) if largest.isdigit() else Site(name, hides)
+
+
+def depend(number: str, dependency: str) -> None:
+    """Give a pending job these dependencies instead of its own. Raises Unanswered: also when it is not pending any more."""
+    _ask("scontrol", "update", f"jobid={number}", f"dependency={dependency}")
 
 
 def cancel(number: str, *options: str) -> None:
@@ -89,6 +107,14 @@ def cancel(number: str, *options: str) -> None:
     answer = _run("scancel", *options, number)
     if answer.returncode != 0 and no_contact(answer.stderr):
         raise Unanswered(_said("scancel", answer))
+
+
+def test_only(script: str) -> tuple[bool, str]:
+    """Whether sbatch would take that script, and its words. Raises Unanswered."""
+    answer = _run("sbatch", "--test-only", script=script)
+    if answer.returncode != 0 and no_contact(answer.stderr):
+        raise Unanswered(_said("sbatch", answer))
+    return answer.returncode == 0, " ".join(answer.stderr.removeprefix("sbatch: ").split())
 
 
 def no_contact(said: str) -> bool:
@@ -99,15 +125,18 @@ def no_contact(said: str) -> bool:
 
 
 def _listed(*which: str) -> dict[str, Job]:
-    answer = _run("squeue", "--noheader", "--all", *which, f"--format={_FORMAT}")
+    answer = _run("squeue", "--noheader", "--all", "--array", *which, f"--format={_FORMAT}")
     if answer.returncode != 0 and _NO_SUCH_JOB not in answer.stderr:
         raise Unanswered(_said("squeue", answer))
-    found = {}
+    found, tasks = {}, functools.cache(sweep.bundles)
     for line in answer.stdout.splitlines():
         fields = line.split("|", 5)
         if len(fields) == 6:
             number, state, reason, start, dependency, folder = fields
             when = float(start) if start.isdigit() and int(start) else None
+            task = number.partition("_")[2]
+            bundles = tasks(folder) if task.isdecimal() else []
+            folder = bundles[int(task)] if bundles and int(task) < len(bundles) else folder
             found[number] = Job(number, state, reason, when, "" if dependency == "(null)" else dependency, folder)
     return found
 
@@ -119,14 +148,14 @@ def _ask(*command: str) -> str:
     return answer.stdout
 
 
-def _run(*command: str) -> subprocess.CompletedProcess[str]:
+def _run(*command: str, script: str = "") -> subprocess.CompletedProcess[str]:
     drop = set(foreign(os.environ))
     environment = {name: value for name, value in os.environ.items() if name not in drop}
     environment["SLURM_TIME_FORMAT"] = "%s"
     try:
         return subprocess.run(
             command,
-            stdin=subprocess.DEVNULL,
+            input=script,
             capture_output=True,
             text=True,
             errors="replace",

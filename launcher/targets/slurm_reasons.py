@@ -1,4 +1,4 @@
-"""Why a job is pending, in plain words with what would help: SLURM's reasons as a table (launcher/data/slurm_reasons.toml)."""
+"""What SLURM's words for a job mean: its states, and why it is pending with what would help (launcher/data/slurm_reasons.toml)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,42 @@ import functools
 import time
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 _FAR_SECONDS = 30 * 86400.0  # SLURM counts with the time limits of jobs: without any, it "expects" a start in a year
 TABLE = Path(__file__).resolve().parent.parent / "data" / "slurm_reasons.toml"
+
+
+class Phase(StrEnum):
+    """Where a job is. `waits`: in the queue, also again. `lives`: on nodes. `over`: it will not run again by itself."""
+
+    WAITS = "waits"
+    LIVES = "lives"
+    OVER = "over"
+
+
+@dataclass(frozen=True)
+class JobState:
+    """One of SLURM's states. why: in plain words, where the state alone says something that a person should know."""
+
+    phase: Phase
+    why: str = ""
+
+
+@functools.cache
+def states() -> Mapping[str, JobState]:
+    """SLURM's long word -> what it means."""
+    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["state"]
+    return {word: JobState(Phase(row["phase"]), row.get("why", "")) for row in rows for word in row["words"]}
+
+
+def state(word: str) -> JobState:
+    """A state's meaning; one that is not in the table lives: nothing is started beside it, and nothing is taken for lost."""
+    return states().get(word, JobState(Phase.LIVES))
 
 
 @functools.cache

@@ -11,12 +11,16 @@ import io
 import re
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from submitit.core.utils import FailedJobError, FailedSubmissionError
+from submitit.core.core import Job
+from submitit.core.utils import CommandFunction, DelayedSubmission, FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
+
+T = TypeVar("T")
 
 
 class SbatchFailed(Exception):
@@ -58,15 +62,38 @@ class _Executor(SlurmExecutor):
         return ["env", *unset, *self._submission.command(submission_file_path)]
 
 
+class _Array(_Executor):
+    """submitit's batch: what it collects becomes one job array, of our text."""
+
+    def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Job[Any]]:
+        array = self._submit_command("").job_id
+        return [self.job_class(self.folder, f"{array}_{task}", [0]) for task in range(len(delayed_submissions))]
+
+
 def submit(submission: Submission) -> str:
     """The number of the new job. Raises SbatchFailed."""
+    return _said(submission, _Executor, lambda executor: executor._submit_command("").job_id)
+
+
+def submit_array(submission: Submission, folders: Sequence[Path]) -> list[str]:
+    """The numbers of the tasks of the new array, one for each bundle, in order. Raises SbatchFailed."""
+
+    def batch(executor: _Executor) -> list[str]:
+        with executor.batch():
+            jobs = [executor.submit(CommandFunction(["bash", "job.sbatch"], cwd=folder)) for folder in folders]
+        return [job.job_id for job in jobs]
+
+    return _said(submission, _Array, batch)
+
+
+def _said(submission: Submission, kind: type[_Executor], ask: Callable[[_Executor], T]) -> T:
     command = submission.command(submission.script)
     with tempfile.TemporaryDirectory(prefix="launcher-sbatch-") as folder:
-        executor = _Executor(Path(folder), submission)
+        executor = kind(Path(folder), submission)
         try:
             # submitit prints sbatch's words before it raises them.
             with contextlib.redirect_stderr(io.StringIO()):
-                return executor._submit_command("").job_id
+                return ask(executor)
         except FailedJobError as error:
             raise SbatchFailed(str(error), command) from error
         except FailedSubmissionError as error:

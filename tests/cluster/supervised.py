@@ -1,14 +1,14 @@
 """A run folder with a bundle as render makes it, and the batch job that supervises it, without the launcher's front half."""
 
 import json
-import os
 import shlex
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from launches import LAUNCH, oldest_python
 
 import launcher.node
 from slurm.testbed.cluster import Cluster
@@ -21,29 +21,14 @@ BATCH = """\
 #SBATCH --requeue --open-mode=append --output=../slurm-%j.log --ntasks-per-node=1
 exec python3 -B node/supervisor.py --bundle "$PWD" --run "$(dirname "$PWD")" --attempt "${1:-1}"
 """
-LAUNCH = {
-    "version": 1,
+JOB = LAUNCH | {
     "nodes": 2,
     "processes_per_node": 1,
-    "platform": "cpu",
-    "start": "env",
     "module": "conformance_trainer",
-    "arguments": {},
-    "steps": 8,
-    "checkpointing": True,
-    "checkpoint_period": 1000,
-    "output_directory": None,
-    "stop_grace_seconds": 60,
     "coordinator_timeout_seconds": 10,
     "srun": ["--ntasks-per-node=1", "--kill-on-bad-exit=1", "--wait=60", "--mpi=none"],
     "restarts": {"failures": 3, "preemptions": 10, "bad_nodes": 5, "pause_seconds": 1},
 }
-
-
-def oldest_python() -> str:
-    """A Python 3.9 (the oldest that the nodes need) where there is one, else this one."""
-    candidates = sorted(Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/3.9.*/bin/python"))
-    return str(candidates[-1]) if candidates else shutil.which("python3.9") or sys.executable
 
 
 @dataclass
@@ -59,7 +44,7 @@ class Supervised:
         bundle = self.path / "bundle"
         bundle.mkdir(parents=True, exist_ok=True)
         shutil.copytree(NODE, bundle / "node", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
-        settings = {**LAUNCH, **launch}
+        settings = {**JOB, **launch}
         yml = {"steps": settings["steps"], "enable_autocheckpoint": "true", **(keys or {})}
         (bundle / "launch.json").write_text(json.dumps(settings))
         (bundle / "maxtext.yml").write_text("".join(f"{key}: {value}\n" for key, value in yml.items()))
@@ -75,8 +60,11 @@ class Supervised:
         self.env = {"PATH": f"{python.parent}:{self.cluster.environment()['PATH']}"}
         return self
 
+    def launch(self) -> dict:
+        return json.loads((self.path / "bundle" / "launch.json").read_text())
+
     def submit(self, *words: str, attempt: int = 1) -> "Supervised":
-        nodes = json.loads((self.path / "bundle" / "launch.json").read_text())["nodes"]
+        nodes = self.launch()["nodes"]
         size = () if any(word.startswith("-N") for word in words) else (f"-N{nodes}",)
         bundle = self.path / "bundle"
         self.job = self.cluster.submit(*size, *words, "job.sbatch", str(attempt), cwd=bundle, env=self.env)

@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from awkward import VALUES
 
 from launcher.config.compose import Composer
 from launcher.config.groups import options
@@ -195,20 +196,6 @@ def test_any_value_of_an_option_reaches_slurm_unchanged(value: str, each_cluster
     assert f"StdOut={tmp_path}/b/../slurm-{job}.log" in shown
 
 
-VALUES = {
-    "COMMAS": "--a=FUSION,CUBLAS,CUDNN",
-    "SPACES": "  two  words ",
-    "SINGLE": "--b='FUSION'",
-    "DOUBLE": 'say "no"',
-    "DOLLAR": "$HOME ${PATH} $(id) `id`",
-    "HASH": "a #b",
-    "BACKSLASH": r"\n\\",
-    "EQUALS": "=a=b",
-    "NEWLINE": "one\ntwo\n",
-    "EMPTY": "",
-    "UNICODE": "caf\u00e9 \u4e2d",
-    "BRACES": "{a: [1, 2]} %s !x ~ *",
-}
 SECRETS = {f"SECRET_{name}": value for name, value in VALUES.items() if name != "EMPTY"}
 IMAGE, IMAGE_FILE = "ghcr.io/nvidia/jax:maxtext", "ghcr.io_nvidia_jax_maxtext"
 

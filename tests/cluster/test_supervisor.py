@@ -104,6 +104,27 @@ def test_a_refused_configuration_is_not_tried_again(run: Supervised) -> None:
     assert run.cluster.job(run.job, "ExitCode") == "78:0"
 
 
+def test_an_overflow_is_healed_without_a_person(run: Supervised) -> None:
+    run.write("mode=overflow at=3 checkpoint_period=2", overflow="act", steps=10).submit().wait("COMPLETED")
+    assert run.attempts() == [1, 2]
+    decision = run.decision(1)
+    assert (decision["action"], decision["charged"]) == ("restart", "failures")
+    assert "ragged_buffer_factor 1 -> 1.29 for the next attempt" in decision["reason"]
+    assert "ragged_buffer_factor=1.29" in run.json("attempt.json", 2)["command"]
+    saved = run.path / "output" / run.path.name
+    assert [path.name for path in (saved / "checkpoints.overflow").iterdir()] == ["4.attempt1"]
+    assert (run.result(2)["first_step"], run.result(2)["outcome"]) == (3, "finished")
+    assert json.loads((run.path / "adjust.json").read_text())["history"][0]["step"] == 3
+
+
+def test_an_overflow_that_is_left_to_a_person_is_not_tried_again(run: Supervised) -> None:
+    run.write("mode=overflow at=3", overflow="stop", steps=10).submit().wait("FAILED")
+    assert run.attempts() == [1]
+    assert run.decision()["reason"].startswith("a larger ragged_buffer_factor is left to a person")
+    assert run.cluster.job(run.job, "ExitCode") == "76:0"
+    assert not (run.path / "adjust.json").exists()
+
+
 def test_a_budget_that_is_used_up_stops_with_the_trainers_code(run: Supervised) -> None:
     run.write("mode=die at=0", nodes=1, restarts={"failures": 2, "pause_seconds": 0.2}).submit().wait("FAILED")
     assert run.attempts() == [1, 2, 3]
@@ -237,6 +258,29 @@ def test_a_container_that_cannot_start_is_a_bad_node(run: Supervised) -> None:
     assert (result["code"], result["outcome"], result["ranks"]) == (79, "bad_node", [])
     assert result["reason"].startswith("no worker began: pyxis: failed to import docker image: ghcr.io#no/such")
     assert run.cluster.job(run.job, "ExitCode") == "79:0"
+
+
+def test_a_node_that_fails_its_check_is_left_out_for_a_spare(run: Supervised) -> None:
+    run.write(
+        node_check={"words": ["--gpus", "2", "--no-compute"], "timeout_seconds": 60},
+        restarts={"bad_nodes": 1, "pause_seconds": 0.1},
+    )
+    recorded = (TESTS / "node" / "data" / "h200x2_gpus.csv").read_text()
+    for name, text in (("fit", recorded), ("bad", recorded.replace("Enabled, 0, No, No", "Enabled, 3, No, No", 1))):
+        (run.path / name).write_text(text)
+    tool = run.path.parent / "bin" / "nvidia-smi"
+    tool.write_text(
+        '#!/bin/sh\ncase "$*" in *compute-apps*) exit 0;; esac\n'
+        f'[ "$SLURMD_NODENAME" = n1 ] && exec cat {run.path}/bad\nexec cat {run.path}/fit\n'
+    )
+    tool.chmod(0o755)
+    run.submit("-N3").wait("COMPLETED")
+    assert run.attempts() == [1, 2]
+    first = run.decision(1)
+    assert (first["action"], first["charged"], first["exclude"]) == ("restart", "bad_nodes", ["n1"])
+    assert "ECC: GPU 0: 3 uncorrected errors" in run.result(1)["reason"]
+    assert [run.json("attempt-node1.json", number)["host"] for number in (1, 2)] == ["n1", "n2"]
+    assert {each["level"] for each in run.json("health-node1.json", 2)["findings"]} <= {"ok", "warn"}
 
 
 def test_it_runs_in_the_container(run: Supervised) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from awkward import VALUES
 
 from slurm.testbed import processes
 from slurm.testbed.cluster import Cluster
@@ -19,18 +20,6 @@ Start = Callable[..., Cluster]
 
 IMAGE = "ghcr.io#nvidia/jax:maxtext"
 IMAGE_FILE = "ghcr.io_nvidia_jax_maxtext"
-VALUES = {
-    "COMMAS": "--a=FUSION,CUBLAS,CUDNN",
-    "SPACES": "  two  words ",
-    "SINGLE": "--b='FUSION'",
-    "DOUBLE": 'say "no"',
-    "DOLLAR": "$HOME ${PATH} $(id) `id`",
-    "HASH": "a #b",
-    "BACKSLASH": r"\n\\",
-    "EQUALS": "=a=b",
-    "NEWLINE": "one\ntwo",
-    "EMPTY": "",
-}
 PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 
 

@@ -52,6 +52,10 @@ ALSO_OFFERED: dict[str, tuple[str, ...]] = {
         "data.tokenizer_path=/data/tokenizer",
     ),
     "fabric/gb200_ib": ("+exp=dsv3_128gpu_fits", "fabric=gb200_ib"),
+    **{
+        f"fabric/{name}": ("+exp=dsv3_128gpu_fits", "target=kubernetes", f"fabric={name}")
+        for name in ("coreweave_ib", "gke_a4x", "gke_dranet", "oke", "eks_efa")
+    },
 }
 
 

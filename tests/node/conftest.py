@@ -5,7 +5,8 @@ import shutil
 import signal
 
 import pytest
-from worker_bench import NODE, Run, is_alive, oldest_python
+from launches import oldest_python
+from worker_bench import NODE, Run, is_alive
 
 
 @pytest.fixture

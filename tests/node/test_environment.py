@@ -1,8 +1,10 @@
 """What every trainer process gets, and what it does not."""
 
+import json
 from pathlib import Path
 
 import pytest
+from launches import LAUNCH
 
 from launcher.node.codes import WorkerError
 from launcher.node.environment import (
@@ -206,6 +208,23 @@ def test_launch_refusals(tmp_path, text, message):
         read_launch(path)
     assert error.value.code == 78
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"), [({}, "stop"), ({"overflow": "act"}, "act"), ({"overflow": "stop"}, "stop")]
+)
+def test_what_an_overflow_leads_to(tmp_path, given, wanted):
+    path = tmp_path / "launch.json"
+    path.write_text(json.dumps({**LAUNCH, **given}))
+    assert read_launch(path).overflow == wanted
+
+
+@pytest.mark.parametrize("word", ["heal", True, None])
+def test_an_unknown_word_for_an_overflow_is_refused(tmp_path, word):
+    path = tmp_path / "launch.json"
+    path.write_text(json.dumps({**LAUNCH, "overflow": word}))
+    with pytest.raises(WorkerError, match=r"overflow is .*, wanted one of act, stop"):
+        read_launch(path)
 
 
 def test_adjustments(tmp_path):

@@ -37,6 +37,37 @@ def test_no_file_half_a_file_and_an_old_file(tmp_path):
     assert peers(tmp_path, 0, started=time.time() + 1000).first_failure() is None
 
 
+def named(tmp_path, node, start, started=None):
+    return Peers(AttemptFolder(tmp_path), node, 3, time.time() if started is None else started, start)
+
+
+def test_a_pod_that_begins_late_sees_an_early_failure_of_its_own_start(tmp_path):
+    named(tmp_path, 1, "u/0").report(verdict(139, Outcome.TRAINER, "segfault"))
+    late = time.time() + 1000
+    assert named(tmp_path, 0, "u/0", started=late).first_failure().reason == "segfault"
+
+
+def test_a_failure_of_another_start_is_neither_believed_nor_in_the_way(tmp_path):
+    named(tmp_path, 1, "u/0").report(verdict(139, Outcome.TRAINER, "segfault"))
+    assert named(tmp_path, 0, "v/0").first_failure() is None
+    assert peers(tmp_path, 0).first_failure() is None, "starts without a name are another submission's too"
+    named(tmp_path, 2, "v/0").report(verdict(134, Outcome.TRAINER, "heartbeat"))
+    named(tmp_path, 1, "v/0").report(verdict(1, Outcome.TRAINER, "too late"))
+    failure = named(tmp_path, 0, "v/0").first_failure()
+    assert (failure.node, failure.reason) == (2, "heartbeat")
+    assert [path.name for path in tmp_path.iterdir()] == ["failure.json"]
+
+
+def test_a_pod_that_begins_again_leaves_failures_from_before_alone(tmp_path):
+    named(tmp_path, 1, "u/0").report(verdict(139, Outcome.TRAINER, "segfault"))
+    again = Peers(AttemptFolder(tmp_path), 0, 3, time.time() + 0.001, "u/0", again=True)
+    assert again.first_failure() is None
+    later = Peers(AttemptFolder(tmp_path), 2, 3, time.time() + 0.001, "u/0", again=True)
+    time.sleep(0.01)
+    later.report(verdict(134, Outcome.TRAINER, "heartbeat"))
+    assert again.first_failure().reason == "heartbeat"
+
+
 def test_one_node_alone_neither_writes_nor_looks(tmp_path):
     peers(tmp_path, 0, nodes=1).report(verdict(1, Outcome.TRAINER))
     assert list(tmp_path.iterdir()) == []

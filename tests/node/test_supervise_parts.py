@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from worker_bench import LAUNCH, children_of
+from launches import LAUNCH
+from worker_bench import children_of
 
 from launcher.node import domains, history, job, numa, step
 from launcher.node.codes import WorkerError

@@ -3,40 +3,17 @@
 import json
 import os
 import shlex
-import shutil
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from launches import LAUNCH
 
 import launcher.node
 
 HERE = Path(__file__).parent
 NODE = Path(launcher.node.__file__).parent
-
-
-def oldest_python() -> str:
-    """A Python 3.9 (the oldest that the worker promises) where there is one, else this one."""
-    candidates = sorted(Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/3.9.*/bin/python"))
-    return str(candidates[-1]) if candidates else shutil.which("python3.9") or sys.executable
-
-
-LAUNCH = {
-    "version": 1,
-    "nodes": 1,
-    "processes_per_node": 2,
-    "platform": "cpu",
-    "start": "env",
-    "module": "standin_trainer",
-    "arguments": {},
-    "steps": 8,
-    "checkpointing": True,
-    "checkpoint_period": 1000,
-    "output_directory": None,
-    "stop_grace_seconds": 60,
-    "coordinator_timeout_seconds": 2,
-}
 
 
 @dataclass

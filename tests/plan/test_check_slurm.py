@@ -11,10 +11,11 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mistakes import assert_its_hint_cures
 
 import launcher.plan
 from launcher.config.compose import Composer
-from launcher.issue import Issue, Severity
+from launcher.issue import Severity
 from launcher.plan.plan import Plan, make
 from launcher.plan.slurm import placement, racks
 from launcher.plan.slurm_names import FIXED, HOMES, PROGRAMS, known
@@ -93,7 +94,9 @@ ROWS = [
     Row("container.image=''", "CONTAINER_IMAGE", "container.image", "container.image=REGISTRY/IMAGE:TAG"),
     Row("container.image=images/jax.sqsh", "CONTAINER_IMAGE", "container.image", "container.image=/FOLDER/images/jax.sqsh"),
     Row("container.image='~/jax.sqsh'", "CONTAINER_IMAGE", "container.image", "container.image=/FOLDER/jax.sqsh"),
-    Row("", "CONTAINER_IMPORT", "container.image", "container.image=/SHARED/jax_maxtext-2026-09-09.sqsh", N, "32 nodes would each import"),
+    Row("", "CONTAINER_IMPORT", "container.image", "container.import_folder=/SHARED/images", N, "32 nodes would each import"),
+    Row("container.import_folder=images", "CONTAINER_IMPORT_FOLDER", "container.import_folder", "container.import_folder=null", message="an absolute path"),
+    Row("container.import_folder=/a:b", "CONTAINER_IMPORT_FOLDER", "container.import_folder", "container.import_folder=null"),
     Row("container.mounts=[/data]", "CONTAINER_MOUNT", "container.mounts", "'container.mounts=[/data:/data]'", message="FROM:TO"),
     Row("container.mounts=[/a:/a,data:/data]", "CONTAINER_MOUNT", "container.mounts", "'container.mounts=[/a:/a]'", message="absolute"),
     Row("container.mounts=[/data:data]", "CONTAINER_MOUNT", "container.mounts", "'container.mounts=[/data:/data]'"),
@@ -107,22 +110,9 @@ ROWS = [
 ]  # fmt: skip
 
 
-def matching(row: Row, issues: tuple[Issue, ...]) -> list[Issue]:
-    return [i for i in issues if i.code == row.code and i.field == row.field and row.message in i.message]
-
-
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.code}: {row.overrides}")
 def test_a_mistake_is_found_and_its_hint_cures_it(row: Row) -> None:
-    words = row.overrides.split()
-    found = matching(row, plan(row.experiment, *words).issues)
-    assert len(found) == 1, plan(row.experiment, *words).issues
-    assert found[0].severity is row.severity
-    assert row.typed in found[0].hint
-    typed = [word for word in shlex.split(row.typed) if not word.startswith("~")]
-    away = {word.lstrip("~").partition("=")[0] for word in shlex.split(row.typed)}
-    kept = [word for word in words if word.lstrip("+").partition("=")[0] not in away]
-    cured = plan(row.experiment, *kept, *typed).issues
-    assert not [i for i in cured if i.code == row.code and i.field == row.field]
+    assert_its_hint_cures(row, plan)
 
 
 def test_rows_reach_every_code() -> None:

@@ -14,7 +14,8 @@ from launcher.issue import Refused
 from launcher.node.environment import read_env
 from launcher.plan.plan import Plan
 from launcher.render import experiment
-from launcher.render.bundle import NODE, Bundle, read, render, verify, write
+from launcher.render.bundle import NODE, Bundle, read, render, seal, verify, write
+from launcher.render.folder import hashes_of, worker_of
 
 ROOT = Path(launcher.__file__).resolve().parent.parent
 EXPERIMENTS = options("exp")
@@ -60,13 +61,38 @@ def test_the_manifest_can_be_checked_with_sha256sum(bundle: Bundle, tmp_path: Pa
     write(bundle, folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["content"] == bundle.content
-    assert bundle.name == f"dsv3_128gpu-{bundle.content[:8]}"
     names = sorted(
         p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file() and p.name != "manifest.json"
     )
     assert list(manifest["files"]) == names
     listing = subprocess.run(["sha256sum", *names], cwd=folder, capture_output=True, check=True).stdout
     assert hashlib.sha256(listing).hexdigest() == bundle.content
+
+
+def test_the_name_says_what_was_asked_and_not_which_launcher_rendered_it(bundle: Bundle, plan_of) -> None:
+    def resealed(name: str, data: bytes) -> Bundle:
+        files = {**bundle.files, name: data}
+        del files["manifest.json"]
+        return seal("dsv3_128gpu", files)
+
+    for name in ("node/worker.py", "node/new.py", "job.sbatch", "plan.txt"):
+        newer = resealed(name, b"# of a newer launcher\n")
+        assert newer.name == bundle.name
+        assert newer.content != bundle.content
+        seen = (worker_of(hashes_of(newer.files)) == worker_of(hashes_of(bundle.files)), name)
+        assert seen == (name == "plan.txt", name)
+    for name in ("env", "xla_flags", "maxtext.yml", "launch.json", "experiment.yaml"):
+        assert resealed(name, b"a: 1\n").name != bundle.name
+    assert bundle.name.startswith("dsv3_128gpu-")
+    assert render(plan_of("+exp=dsv3_128gpu", "trainer.steps=7")).name != bundle.name
+
+
+def test_the_same_with_another_worker_is_not_overwritten(bundle: Bundle, tmp_path: Path) -> None:
+    files = {name: data for name, data in bundle.files.items() if name != "manifest.json"}
+    older = seal("dsv3_128gpu", {**files, "node/worker.py": b"# older\n"})
+    write(older, tmp_path / "b")
+    with pytest.raises(Refused, match="the same with another version of the worker"):
+        write(bundle, tmp_path / "b")
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -46,3 +46,18 @@ def test_secrets_are_names_only(plan_of) -> None:
     told = launch(plan_of("+exp=dsv3_128gpu", "env.secrets=[HF_TOKEN,A_KEY]"))
     assert told["secrets"] == ["A_KEY", "HF_TOKEN"]
     assert json.loads(json_text(told)) == told
+
+
+@pytest.mark.parametrize(
+    ("image", "file"),
+    [
+        ("ghcr.io/nvidia/jax:maxtext-2026-09-09", "/shared/images/ghcr.io+nvidia+jax+maxtext-2026-09-09.sqsh"),
+        ("docker://me@host:5000/jax@sha256:0a1b", "/shared/images/me+host+5000+jax+sha256+0a1b.sqsh"),
+        ("/elsewhere/jax.sqsh", None),
+    ],
+)
+def test_an_image_of_a_registry_becomes_a_file_where_there_is_a_folder_for_it(image, file, plan_of, tmp_path) -> None:
+    words = ["+exp=dsv3_128gpu", f"container.image='{image}'"]
+    (tmp_path / "launch.json").write_text(json_text(launch(plan_of(*words, "container.import_folder=/shared/images/"))))
+    assert read_launch(tmp_path / "launch.json").container.file == file
+    assert launch(plan_of(*words))["container"]["file"] is None

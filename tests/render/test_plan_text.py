@@ -4,11 +4,13 @@ import pytest
 
 from launcher.config.groups import options
 from launcher.issue import Issue, Severity
-from launcher.render.plan_text import WIDTH, issue_table, issues_json, plan_json, plan_text
+from launcher.render.issue_text import issue_table, issues_json
+from launcher.render.layout import WIDTH
+from launcher.render.plan_text import plan_json, plan_text
 
 WRONG = ("+exp=dsv3_128gpu", "mesh.ici.expert=16")
 KEYS = [
-    "experiment", "description", "ok", "target", "hardware", "model", "mesh", "batch", "maxtext", "translations", "xla_flags",
+    "experiment", "description", "ok", "target", "hardware", "model", "mesh", "batch", "numbers", "maxtext", "translations", "xla_flags",
     "env", "secrets", "issues",
 ]  # fmt: skip
 

@@ -34,7 +34,8 @@ AWKWARD = {
 class Harness(Protocol):
     """What a target's own test file provides.
 
-    It may have `seconds_between_looks`, where a look costs a question to a scheduler.
+    It may have `seconds_between_looks`, where a look costs a question to a scheduler; `output(run)`, where the trainers do not
+    write into the run's folder; and `provide(experiment, names)`, where secrets do not come from the submitting shell.
     """
 
     words: list[str]
@@ -67,6 +68,8 @@ class Bench:
         path = os.pathsep.join([str(HERE), str(HERE.parent / "node")])
         composed.experiment.env.vars |= {"PYTHONPATH": path, "STANDIN": orders, **(env or {})}
         composed.experiment.env.secrets += secrets
+        if hasattr(self.harness, "provide"):
+            self.harness.provide(composed.experiment, secrets)
         made = make(composed.experiment)
         assert not made.errors, made.errors
         return made
@@ -90,7 +93,8 @@ class Bench:
 
     def let_go(self, run: store.Run) -> None:
         """Ends the trainer's wait at `hold=`."""
-        (run.layout.output / "go").touch()
+        output = self.harness.output(run) if hasattr(self.harness, "output") else run.layout.output
+        (output / "go").touch()
 
     def wait_for_step(self, run: store.Run, step: int, attempt: int = 1) -> None:
         def reached() -> bool:
@@ -98,6 +102,10 @@ class Bench:
             return status.step_attempt == attempt and status.last_step is not None and status.last_step >= step
 
         self._wait_until(reached, 60, run)
+
+    def wait_for_checkpoint(self, run: store.Run, step: int) -> None:
+        """Until the status knows it: at once, or when a worker has told, as it does every some seconds."""
+        self._wait_until(lambda: status_of(run).checkpoint == step, 30, run)
 
     def _wait_until(self, condition, seconds: float, run: store.Run) -> None:
         pause = getattr(self.harness, "seconds_between_looks", 0.03)

@@ -14,9 +14,11 @@ import pytest
 from bench import AWKWARD, PERIOD, RANKS, STEPS, Bench, files_of, printed, result, submit_elsewhere, wait_until
 
 from launcher.issue import Refused
-from launcher.render.bundle import render
+from launcher.render.bundle import render, seal
+from launcher.render.folder import hashes_of, worker_of
 from launcher.runs import ending, progress, starting, store
 from launcher.runs.attempts import State, judge_one
+from launcher.runs.diff import diff
 from launcher.runs.logs import print_logs
 from launcher.runs.status import status_of
 
@@ -83,6 +85,7 @@ class Conformance:
         orders = f"hold={PERIOD + 2} attempt=1"
         run = bench.start(orders)
         bench.wait_for_step(run, PERIOD + 1)
+        bench.wait_for_checkpoint(run, PERIOD)
         bench.harness.kill_worker(run)
         bench.wait(run, State.DIED)
         wait_until(lambda: not bench.harness.left_over(run), 20, lambda: bench.harness.left_over(run))
@@ -181,6 +184,7 @@ class Conformance:
     def test_status_while_running(self, bench):
         run = bench.start("hold=6")
         bench.wait_for_step(run, 5)
+        bench.wait_for_checkpoint(run, PERIOD)
         status = status_of(run)
         assert (status.state, status.last_step, status.checkpoint) == (State.RUNNING, 5, PERIOD)
         assert status.seconds_per_step == pytest.approx(0.142)
@@ -252,6 +256,22 @@ class Conformance:
             starting.resume(run)
         assert [issue.field for issue in refused.value.issues] == ["maxtext.yml"]
         assert run.layout.attempt_numbers() == [1]
+
+    def test_a_newer_launcher_goes_on_with_the_runs_own_worker(self, bench):
+        plan = bench.plan("mode=die at=6 attempt=1")
+        newer = render(plan)
+        files = {name: data for name, data in newer.files.items() if name != "manifest.json"}
+        older = seal(plan.experiment.name, {**files, "node/older.py": b"# of an older launcher\n"})
+        run = starting.submit(bench.root, older, plan, bench.environ, {"time": "now"}).run
+        bench.wait(run, State.FAILED)
+        again = bench.submit(plan)
+        assert (again.run.name, again.attempt) == (run.name, 2)
+        own, new = (worker_of(hashes_of(bundle.files)) for bundle in (older, newer))
+        assert f"that one's worker ({own}); this launcher's is {new}" in again.message
+        bench.wait(run, State.FINISHED)
+        assert files_of(run.layout.bundle.path) == dict(older.files)
+        differs = diff(run.layout.bundle.path, newer)
+        assert [(d["section"], d["key"]) for d in differs["differences"]] == [("files", "node/older.py")]
 
     # What arrives
 

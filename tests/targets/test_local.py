@@ -7,11 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from bench import Bench, wait_until
+from bench import Bench, result, wait_until
 
 from launcher.issue import Refused
-from launcher.runs import starting, store
+from launcher.render.bundle import render
+from launcher.runs import lifecycle, starting, store
 from launcher.runs.attempts import State, judge_one
+from launcher.runs.status import status_of
 from launcher.targets import base, local, processes
 from launcher.targets.base import Presence
 
@@ -207,4 +209,21 @@ def test_the_bundle_holds_no_bytecode_after_a_run(bench):
 def test_an_unknown_kind_names_the_legal_ones():
     with pytest.raises(Refused, match="'abacus'") as refused:
         base.get("abacus")
-    assert refused.value.issues[0].hint == "type target=local|slurm"
+    assert refused.value.issues[0].hint == "type target=local|slurm|kubernetes"
+
+
+def test_the_points_of_a_sweep_run_one_after_the_other(bench, capfd):
+    plans = [bench.plan(orders, env={"POINT": str(n)}) for n, orders in enumerate(["", "mode=die at=2", ""])]
+    introduced = []
+    code = lifecycle.sweep([(plan, render(plan)) for plan in plans], introduced.append, runs=str(bench.root), at_once=1)
+    assert code == 2
+    assert introduced == [0, 1, 2]
+    assert not (bench.root / "sweeps").exists()
+    runs = [store.load(bench.root / render(plan).name) for plan in plans]
+    assert [status_of(run).state for run in runs] == [State.FINISHED, State.FAILED, State.FINISHED]
+    times = [(result(run)["started"], result(run)["ended"]) for run in runs]
+    assert times[0][1] <= times[1][0]
+    assert times[1][1] <= times[2][0]
+    told = capfd.readouterr().out
+    assert [told.count(f"{run.name}: started") for run in runs] == [1, 1, 1]
+    assert "they run on by themselves" not in told

@@ -14,7 +14,7 @@ from slurm_harness import job_of, noted_job, with_words
 
 from launcher.issue import Refused
 from launcher.render.bundle import render
-from launcher.runs import ending, starting, store
+from launcher.runs import chains, ending, starting, store
 from launcher.runs.attempts import State, handle_file, judge_one
 from launcher.runs.status import status_of
 from launcher.targets import slurm, slurm_queue
@@ -93,6 +93,49 @@ def test_runs_in_a_row(bench, on_slurm):
     assert result(second.run)["started"] > result(first)["ended"]
 
 
+def follower(bench, run, **more):
+    """A run that starts after another, as `--after RUN` submits it."""
+    plan = bench.plan(env={"FOLLOWER": run.name})
+    after = Conditions(after=chains.waited_for(run, judge_one(run).handle), **more)
+    return starting.submit(bench.root, render(plan), plan, bench.environ, {}, conditions=after).run
+
+
+def test_after_a_run_is_after_its_live_job(bench, on_slurm, full):
+    first = bench.start()
+    ending.cancel(first, lambda _: None)
+    starting.resume(first)
+    behind = follower(bench, first)
+    assert job_of(first) != noted_job(first)
+    assert on_slurm.job(job_of(behind), "Dependency") == f"afterany:{job_of(first)}(unfulfilled)"
+
+
+def test_what_waits_for_a_run_waits_for_its_next_job_too(bench, on_slurm, full):
+    first, other = bench.start(), bench.start(env={"OTHER": "1"})
+    behind = follower(bench, first, singleton=True)
+    ending.cancel(first, lambda _: None)
+    resumed = starting.resume(first)
+    job = job_of(first)
+    assert f"{behind.name}: starts after {first.name}: now after its job {job}" in resumed.message
+    left = on_slurm.job(job_of(behind), "Dependency").replace("(unfulfilled)", "")
+    assert set(left.split(",")) == {f"afterany:{job}", "singleton"}
+    assert status_of(behind).state is State.WAITING
+    for run in (behind, first, other):
+        ending.cancel(run, lambda _: None)
+    assert behind.name not in starting.resume(first).message
+
+
+def test_a_follower_that_has_begun_is_told_of(bench, on_slurm):
+    first = bench.start("mode=die at=2 attempt=1")
+    behind = bench.plan("hold=1")
+    after = Conditions(after=chains.waited_for(first, judge_one(first).handle))
+    behind = starting.submit(bench.root, render(behind), behind, bench.environ, {}, conditions=after).run
+    bench.wait_for_step(behind, 0)
+    resumed = starting.resume(first)
+    assert f"{behind.name}: was to start after {first.name}, but does not wait" in resumed.message
+    assert "it has begun already" in resumed.message
+    bench.wait(first, State.FINISHED)
+
+
 def test_more_nodes_than_there_are_are_refused(bench, on_slurm):
     if on_slurm.settings.version == "22.05":
         pytest.skip("22.05 takes the job: the next test")
@@ -107,6 +150,16 @@ def test_an_older_slurm_lets_a_job_of_too_many_nodes_wait(bench, old_cluster, mo
     wait_until(lambda: "more nodes than its partition has" in status_of(run).reason, 20, lambda: status_of(run))
     assert status_of(run).state is State.WAITING
     assert ending.cancel(run, lambda _: None) == 0
+
+
+def test_a_dry_run_asks_the_controller_and_submits_nothing(bench, on_slurm):
+    plan = bench.plan()
+    said = slurm.rehearse(plan, {})
+    assert "to start at" in said[0], said
+    plan.experiment.target.slurm.partition = "nowhere"
+    with pytest.raises(Refused, match=r"nowhere|partition"):
+        slurm.rehearse(plan, {})
+    assert not on_slurm.run("squeue", "--noheader").stdout.strip()
 
 
 # Refused, unanswered, lost

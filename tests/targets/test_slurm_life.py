@@ -205,15 +205,26 @@ def test_submit_returns_at_once_and_says_how_to_follow(bench, on_slurm, full):
         assert launcher(bench, "cancel", each.name).returncode == 0
 
 
-def test_a_sweep_submits_each_point_and_returns(bench, on_slurm, full):
-    done = launcher(bench, "-m", *typed("trainer.steps=5,6"))
+def test_a_sweep_submits_its_points_as_an_array_and_returns(bench, on_slurm, full):
+    done = launcher(bench, "-m", *typed("trainer.steps=5,6", "target.slurm.time_minutes=60,120"), "--at-once", "1")
     assert done.returncode == 0, done.stderr
     runs = store.all_runs(bench.root)
-    assert sorted(status.steps for status in statuses(runs)) == [5, 6]
-    assert len({job_of(run) for run in runs}) == 2
-    assert done.stdout.count("submitted as job") == 2
+    assert sorted(status.steps for status in statuses(runs)) == [5, 5, 6, 6]
+    jobs = {job_of(run) for run in runs}
+    assert len({job.partition("_")[0] for job in jobs}) == 2
+    assert {job.partition("_")[2] for job in jobs} == {"0", "1"}
+    for run in runs:
+        assert f"{run.name}: submitted as job {job_of(run)}" in done.stdout
+    scripts = sorted((bench.root / "sweeps").glob("*/array.sbatch"))
+    assert len(scripts) == 2
+    for script in scripts:
+        assert f"2 runs of one shape as one job array: {script}" in done.stdout
+    assert done.stdout.count("[1/4] ") == 1
     table = launcher(bench, "runs").stdout
-    assert table.count(" waiting ") == 2
+    assert table.count(" waiting ") == 4
+    again = launcher(bench, "-m", *typed("trainer.steps=5,6", "target.slurm.time_minutes=60,120"))
+    assert again.returncode == 1
+    assert again.stdout.count("is there already (waiting)") == 4
 
 
 def test_order_is_a_clusters_word(bench):
@@ -221,6 +232,13 @@ def test_order_is_a_clusters_word(bench):
     assert done.returncode == 1
     assert "this machine has no queue" in done.stderr
     assert "target=slurm" in done.stderr
+    assert not store.all_runs(bench.root)
+
+
+@pytest.mark.parametrize("words", [["--at-once", "2"], ["-m", "--at-once", "0", "trainer.steps=5,6"]])
+def test_a_bound_wants_a_sweep_and_a_number(bench, words):
+    done = launcher(bench, "+exp=moe_tiny_cpu", "target=slurm", *words)
+    assert (done.returncode, "AT_ONCE" in done.stderr) == (1, True), done.stderr
     assert not store.all_runs(bench.root)
 
 

@@ -1,13 +1,14 @@
 """SLURM's reasons for a pending job, in plain words: the table alone (test_slurm.py gets real ones from a real scheduler)."""
 
 import time
+import tomllib
 
 import pytest
 
 from launcher.targets.base import Presence
 from launcher.targets.slurm import absent
 from launcher.targets.slurm_queue import Site
-from launcher.targets.slurm_reasons import sentence, table
+from launcher.targets.slurm_reasons import TABLE, JobState, Phase, sentence, state, table
 
 
 @pytest.mark.parametrize("row", table(), ids=lambda row: row["word"])
@@ -79,3 +80,12 @@ def test_a_job_that_is_not_seen_is_over_unless_it_could_be_hidden(handle, site, 
     sight = absent(handle, site, user)
     assert sight.presence is presence
     assert part in sight.why
+
+
+def test_a_states_phase():
+    assert state("REQUEUE_HOLD").phase is Phase.WAITS
+    assert state("SUSPENDED") == JobState(Phase.LIVES, "SLURM has suspended it: another job uses its nodes")
+    assert state("NODE_FAIL").phase is Phase.OVER
+    assert state("A_NEW_ONE") == JobState(Phase.LIVES)
+    words = [word for row in tomllib.loads(TABLE.read_text())["state"] for word in row["words"]]
+    assert len(words) == len(set(words))
