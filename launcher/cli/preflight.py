@@ -150,6 +150,12 @@ def aot(words: list[str]) -> int:
     from launcher.preflight import aot_report
 
     made = sound(planned(composer_of(options), options.overrides))
+    if options.dump is not None:  # not after minutes of compiling
+        try:
+            options.dump.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            message = f"--dump {options.dump} cannot be made: {error.strerror}"
+            raise Refused(Issue("OUTPUT", Severity.ERROR, "", message, "name a folder that you may write")) from error
     asked = compiler.Asked(
         python=options.python,
         gpu=options.gpu,

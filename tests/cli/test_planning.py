@@ -55,6 +55,8 @@ def test_plan_writes_a_page_and_tells_a_price(tmp_path: Path) -> None:
         (("search", "--most", "0"), "--most: '0', wanted a whole number from 1 on"),
         (("search", "--most", "2.5"), "--most: '2.5', wanted a whole number from 1 on"),
         (("preflight", "aot", "--timeout", "0"), "--timeout: '0', wanted a number above 0"),
+        (("preflight", "aot", "--dump", "/dev/null/seen"), "--dump /dev/null/seen cannot be made: Not a directory"),
+        (("render", "--print", "--format", "kustomize"), "--format kustomize is a folder of files"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused(words: tuple[str, ...], seen: str, tmp_path: Path) -> None:
