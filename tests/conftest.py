@@ -38,9 +38,9 @@ NAMESPACES = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test on a real scheduler depends on the machine's load: one more try, which the summary counts as a rerun."""
+    """A test on a real scheduler or API server depends on the machine's load: one more try, which the summary counts as a rerun."""
     for item in items:
-        if "start_cluster" in getattr(item, "fixturenames", ()):
+        if {"start_cluster", "kube"} & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
