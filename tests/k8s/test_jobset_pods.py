@@ -141,7 +141,7 @@ def test_one_job_for_each_domain_is_one_gang(apply):
     layout = ("target.kubernetes.layout=job_per_domain", "target.kubernetes.topology=nvidia.com/gpu.clique")
     hardware = ("hardware=gb200_nvl72", "hardware.gpus_per_node=2", "hardware.domain_nodes=2")
     mesh = ("mesh.ici.expert=4", "mesh.ici.fsdp=1", "mesh.dcn.fsdp=2")
-    alone = ("target.kubernetes.queue=null", "target.kubernetes.compute_domain=false")
+    alone = ("target.kubernetes.queue=null", "target.kubernetes.compute_domain=false", "monitor.node_check=none")
     jobset = apply("", *layout, *hardware, *mesh, *alone, rack=2)
     jobset.wait("Completed")
     started = [jobset.json("attempt.json" if node == 0 else f"attempt-node{node}.json", 1) for node in range(4)]
