@@ -13,6 +13,7 @@ K8S_TESTBED_REQUIRED=1 they build it.
 
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +33,12 @@ from slurm.testbed.settings import VERSIONS, Settings
 # Seconds until a requeued job may start; a real cluster has 120. A silent node is down after Slurm's own 300: a test that
 # waits for a lost node starts a cluster of its own, since a busy machine lets nodes be silent for seconds.
 REQUEUE_DELAY = 10
+
+# Under nohup, or in the background of a script, these are ignored, and whatever a test starts would ignore them too: workers
+# respect that. A handler is not inherited; this process still ignores them.
+for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 Start = Callable[..., Cluster]
 NAMESPACES = itertools.count(1)
