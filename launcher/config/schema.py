@@ -177,22 +177,40 @@ class Checkpoint:
 
 @dataclass
 class Monitor:
-    """The profiler's window (MaxText's keys), and how often a run is started again before a person is needed (ours).
+    """The profiler's window and TensorBoard (MaxText's keys), and what is watched and done about it (ours).
 
-    `max_failures`, `max_preemptions`, `max_bad_nodes`: budgets of their own. `restart_pause_seconds`: before the first
-    restart; it doubles with each failure. `overflow` of the MoE receive buffers: act = go on with larger ones, or stop.
-    `node_check`, on GPUs, before each start: none; quick asks driver, disk and clock (a second); full also computes.
+    `max_*`: how often a run is started again for each cause before a person is needed; `max_of_kind`: a kind of
+    launcher/data/failures.toml -> a budget of its own. `restart_pause_seconds`: before the first restart; it doubles.
+    `overflow` of the MoE receive buffers: act = go on with larger ones, warn = start again as it was, stop.
+    `nan`, `loss_spike`, `grad_spike`, `imbalance` (of the router): warn, rollback (to the last clean checkpoint, with other
+    data where MaxText can), stop. `stall`: act = gather evidence, end the attempt and start again; warn; none.
+    `stall_seconds` between steps: null = from what was seen. `straggler`: warn, or exclude its node from the next attempt.
+    `node_check`, on GPUs, before each start: none; quick asks driver, disk and clock (a second); full also computes; only =
+    full, and no trainer starts. `prometheus_port`: of node 0, null = no endpoint. `webhook`: a name in env.secrets, of a URL.
     """
 
     profiler: str = ""
     skip_first_n_steps_for_profiler: Optional[int] = None
     profiler_steps: Optional[int] = None
+    enable_tensorboard: Optional[bool] = None
     max_failures: int = 3
     max_preemptions: int = 1000
     max_bad_nodes: int = 5
+    max_rollbacks: int = 2
+    max_of_kind: Dict[str, Any] = field(default_factory=dict)
     restart_pause_seconds: int = 10
     overflow: str = "act"
+    nan: str = "rollback"
+    loss_spike: str = "warn"
+    grad_spike: str = "warn"
+    imbalance: str = "warn"
+    stall: str = "act"
+    stall_seconds: Optional[int] = None
+    first_step_seconds: int = 3600
+    straggler: str = "warn"
     node_check: str = "quick"
+    prometheus_port: Optional[int] = None
+    webhook: Optional[str] = None
 
 
 @dataclass
@@ -346,7 +364,9 @@ OWN_WORDS: Dict[str, frozenset[str]] = {
     "trainer": frozenset({"maxtext", "module", "start", "stop_grace_seconds", "coordinator_timeout_seconds"}),
     "checkpoint": frozenset({"directory"}),
     "monitor": frozenset(
-        {"max_failures", "max_preemptions", "max_bad_nodes", "restart_pause_seconds", "overflow", "node_check"}
+        {"max_failures", "max_preemptions", "max_bad_nodes", "max_rollbacks", "max_of_kind", "restart_pause_seconds"}
+        | {"overflow", "nan", "loss_spike", "grad_spike", "imbalance", "stall", "stall_seconds", "first_step_seconds"}
+        | {"straggler", "node_check", "prometheus_port", "webhook"}
     ),
 }
 """The fields of those groups that are the launcher's own words."""
@@ -358,6 +378,7 @@ OPEN_DICTS = (
     "fabric.vars",
     "fabric.pod",
     "model.overrides",
+    "monitor.max_of_kind",
     "target.slurm.sbatch",
     "target.slurm.srun",
     "target.kubernetes.node_selector",

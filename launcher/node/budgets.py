@@ -34,6 +34,8 @@ class Charge(Enum):
     BAD_NODE = "bad_nodes"
 
 
+BUDGETS = tuple(charge.value for charge in Charge)
+
 SETTINGS = {
     Charge.FAILURE: "monitor.max_failures",
     Charge.PREEMPTION: "monitor.max_preemptions",

@@ -1,6 +1,6 @@
 """The worker's exit codes: one table for the worker, the supervisor and the JobSet's podFailurePolicy.
 
-The numbers 75 to 79 are sysexits.h's last ones (EX_TEMPFAIL 75, EX_CONFIG 78) and their neighbours: no shell, Python,
+The numbers 74 to 79 are sysexits.h's last ones (EX_IOERR 74, EX_CONFIG 78) and their neighbour: no shell, Python,
 MaxText or signal death (128 + n) uses them, so a code names its cause without a log.
 """
 
@@ -11,6 +11,7 @@ class Code(IntEnum):
     """Exit codes with a meaning of ours. Any other code is the trainer's own (its return code, or 128 + signal)."""
 
     FINISHED = 0
+    DIVERGED = 74
     PREEMPTED = 75
     OVERFLOW = 76
     STALLED = 77
@@ -22,6 +23,7 @@ class Outcome(Enum):
     """The word for a code, as result.json and every command's output spell it."""
 
     FINISHED = "finished"
+    DIVERGED = "diverged"
     PREEMPTED = "preempted"
     OVERFLOW = "overflow"
     STALLED = "stalled"
@@ -32,6 +34,7 @@ class Outcome(Enum):
 
 OUTCOMES = {
     Code.FINISHED: Outcome.FINISHED,
+    Code.DIVERGED: Outcome.DIVERGED,
     Code.PREEMPTED: Outcome.PREEMPTED,
     Code.OVERFLOW: Outcome.OVERFLOW,
     Code.STALLED: Outcome.STALLED,
@@ -41,6 +44,7 @@ OUTCOMES = {
 
 MEANINGS = {
     Outcome.FINISHED: "the last step was completed",
+    Outcome.DIVERGED: "the loss, the gradients or the router left their usual range: an earlier checkpoint is clean",
     Outcome.PREEMPTED: "stopped by a signal; a checkpoint exists, a new attempt goes on from it",
     Outcome.OVERFLOW: "the MoE receive buffers were too small: a larger ragged_buffer_factor is needed",
     Outcome.STALLED: "no step was completed for too long",

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Union
 
-from .budgets import Budgets
+from .budgets import BUDGETS, Budgets
 from .codes import refused
+from .policy import STOP, WORDS, Policy
 
 PLATFORMS = ("gpu", "cpu")
 STARTS = ("env", "autodetect")
-ACT, STOP = OVERFLOWS = ("act", "stop")
 VERSION = 1
 
 _Kind = Union[type, tuple[type, ...]]
@@ -51,7 +51,8 @@ class Launch:
     stop_grace_seconds: from the first stop signal to SIGKILL. coordinator_timeout_seconds: wait for its name.
     numa: GPUs of one NUMA node, None = processes are not bound.
     signal_seconds: before the end of the time limit, when SLURM sends its signal; None = not said.
-    overflow: of the MoE receive buffers: "act" = enlarge them for the next attempt; "stop" = leave it to a person.
+    overflow: of the MoE receive buffers: "act" = enlarge them for the next attempt; "warn" = start again as it was; "stop" =
+    leave it to a person. policy: what else is watched.
     node_check: None = the trainers start unasked.
     For the supervisor alone: restarts; nodes_per_domain and expert_nodes, which must share an NVLink domain; srun, its
     first words; container, None = the node's own files.
@@ -78,6 +79,7 @@ class Launch:
     signal_seconds: float | None = None
     overflow: str = STOP
     node_check: NodeCheck | None = None
+    policy: Policy = field(default_factory=Policy)
 
     @property
     def processes(self) -> int:
@@ -138,6 +140,23 @@ def _value(data: dict[str, Any], key: str, kind: _Kind, wanted: str, least: floa
     return seen
 
 
+def _word(data: dict[str, Any], key: str, path: Path) -> str:
+    seen: str = _value(data, key, str, f"one of {', '.join(WORDS[key])}", None, path=path)
+    if seen not in WORDS[key]:
+        raise refused(f"{path}: {key} is {json.dumps(seen)}, wanted one of {', '.join(WORDS[key])}")
+    return seen
+
+
+def _policy(data: dict[str, Any], path: Path) -> Policy:
+    found: dict[str, Any] = {key: _word(data, key, path) for key in WORDS if key in data}
+    for key in ("stall_seconds", "first_step_seconds", "prometheus_port"):
+        if data.get(key) is not None:
+            found[key] = _value(data, key, (int, float), "a number >= 1", 1, path=path)
+    if data.get("webhook") is not None:
+        found["webhook"] = _value(data, "webhook", str, "a variable's name", None, path=path)
+    return Policy(**found)
+
+
 def _optional(data: dict[str, Any], path: Path) -> dict[str, Any]:
     """The keys that a bundle may lack, as Launch's fields; only those that are there."""
     found: dict[str, Any] = {}
@@ -158,9 +177,11 @@ def _optional(data: dict[str, Any], path: Path) -> dict[str, Any]:
         if data.get(key) is not None:
             found[key] = number(data, key, 1 if key == "numa" else 0)
     if "overflow" in data:
-        found["overflow"] = _value(data, "overflow", str, f"one of {', '.join(OVERFLOWS)}", None, path=path)
-        if found["overflow"] not in OVERFLOWS:
-            raise refused(f"{path}: overflow is {json.dumps(data['overflow'])}, wanted one of {', '.join(OVERFLOWS)}")
+        found["overflow"] = _word(data, "overflow", path)
+    if "monitor" in data:
+        found["policy"] = _policy(
+            _value(data, "monitor", dict, "an object of words and numbers", None, path=path), path
+        )
     if data.get("node_check") is not None:
         check = _value(data, "node_check", dict, "an object with words and timeout_seconds, or null", None, path=path)
         found["node_check"] = NodeCheck(texts(check, "words"), number(check, "timeout_seconds", 1, (int, float)))
@@ -168,7 +189,7 @@ def _optional(data: dict[str, Any], path: Path) -> dict[str, Any]:
         found["srun"] = texts(data, "srun")
     if "restarts" in data:
         restarts = _value(data, "restarts", dict, "an object of numbers", None, path=path)
-        limits = {key: number(restarts, key, 0) for key in ("failures", "preemptions", "bad_nodes") if key in restarts}
+        limits = {key: number(restarts, key, 0) for key in BUDGETS if key in restarts}
         if "pause_seconds" in restarts:
             limits["pause_seconds"] = number(restarts, "pause_seconds", 0, (int, float))
         found["restarts"] = Budgets(**limits)

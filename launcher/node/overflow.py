@@ -18,9 +18,10 @@ from typing import Any, Optional
 from .checkpoints import committed_steps
 from .codes import Code, outcome_of
 from .ending import read_object
-from .launch import ACT, Launch
+from .launch import Launch
 from .layout import AttemptFolder, RunFolder
 from .observe import Buffers, Overflow
+from .policy import ACT
 from .record import write_json
 from .verdict import RankEnd, Verdict
 

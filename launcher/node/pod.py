@@ -17,9 +17,10 @@ from . import history
 from .budgets import Action, Allocation, Decision, decide
 from .codes import Code, refused
 from .ending import End, Facts, by_words, last_step, newest_checkpoint, read_facts, read_object, unsaid
-from .launch import STOP, Launch
+from .launch import Launch
 from .layout import AttemptFolder, RunFolder
 from .place import whole_number
+from .policy import STOP
 from .speech import ADJUST, Speaker
 
 FIRST, RESTART, UID = "LAUNCHER_FIRST_ATTEMPT", "LAUNCHER_RESTART", "LAUNCHER_JOBSET_UID"

@@ -18,9 +18,10 @@ from . import environment, history, image, job, step
 from .budgets import LEAST_SECONDS, Action, Allocation, Decision, Spent, decide
 from .codes import Code, WorkerError
 from .ending import End, is_late, judge, last_step, newest_checkpoint, read_facts, read_object, srun_log, unsaid
-from .launch import STOP, Launch, read_adjustments, read_launch
+from .launch import Launch, read_adjustments, read_launch
 from .layout import AttemptFolder, checkpoints_folder
 from .placing import Nodes
+from .policy import STOP
 from .submission import Options, read_options
 
 CONTROLLER_SECONDS = 3600.0  # that the controller may be away while an attempt's end is judged

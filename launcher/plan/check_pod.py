@@ -243,12 +243,4 @@ def kueue(case: Case) -> Iterator[Issue]:
             yield error("KUBERNETES_POD_OURS", field, message, hint)
 
 
-def overflow(case: Case) -> Iterator[Issue]:
-    """The word of monitor.overflow, which the JobSet's rules are made of."""
-    seen = case.experiment.monitor.overflow
-    if seen not in ("act", "stop"):
-        message = f"monitor.overflow={seen}: there is act (go on with larger buffers) and stop"
-        yield error("MONITOR_OVERFLOW", "monitor.overflow", message, "type monitor.overflow=act")
-
-
-RULES: tuple[Rule, ...] = (as_submitted, patch_takes_ours, host_network, kueue, overflow)
+RULES: tuple[Rule, ...] = (as_submitted, patch_takes_ours, host_network, kueue)

@@ -21,12 +21,10 @@ POSITIVE = (
     ("trainer.steps", 1), ("trainer.max_target_length", 1), ("trainer.gradient_accumulation_steps", 1),
     ("checkpoint.checkpoint_period", 1), ("trainer.stop_grace_seconds", 0), ("trainer.coordinator_timeout_seconds", 1),
     ("hardware.gpus_per_numa", 1), ("monitor.max_failures", 0), ("monitor.max_preemptions", 0), ("monitor.max_bad_nodes", 0),
-    ("monitor.restart_pause_seconds", 0),
+    ("monitor.max_rollbacks", 0), ("monitor.restart_pause_seconds", 0), ("monitor.stall_seconds", 1),
+    ("monitor.first_step_seconds", 1),
 )  # fmt: skip
 """Whole numbers with the least value that makes sense."""
-
-
-NODE_CHECKS = ("none", "quick", "full")
 
 
 def name(case: Case) -> Iterator[Issue]:
@@ -56,14 +54,6 @@ def numbers(case: Case) -> Iterator[Issue]:
         if value is not None and not (math.isfinite(value) and value > 0):
             example = "1" if field.endswith("size") else "null"
             yield error("NUMBER_RANGE", field, f"{field}={value}, wanted a number above 0", f"type {field}={example}")
-
-
-def node_check(case: Case) -> Iterator[Issue]:
-    """The word of monitor.node_check."""
-    seen = case.experiment.monitor.node_check
-    if seen not in NODE_CHECKS:
-        message = f"monitor.node_check={seen}: there is none, quick (a second) and full (with a short computation)"
-        yield error("MONITOR_NODE_CHECK", "monitor.node_check", message, "type monitor.node_check=quick")
 
 
 def checkpoints(case: Case) -> Iterator[Issue]:
@@ -204,4 +194,4 @@ def target(case: Case) -> Iterator[Issue]:
         yield error("MESH_DCN_ON_CPU", "mesh.dcn", message, f"type {typed}")
 
 
-RULES: tuple[Rule, ...] = (name, numbers, node_check, checkpoints, profile, data, packing, target)
+RULES: tuple[Rule, ...] = (name, numbers, checkpoints, profile, data, packing, target)

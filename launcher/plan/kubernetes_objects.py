@@ -210,6 +210,8 @@ def _rules(experiment: Experiment) -> list[Object]:
     found = [rule("configRefused", "FailJobSet", code(Code.CONFIG_REFUSED))]
     if monitor.overflow == "stop":
         found.append(rule("overflow", "FailJobSet", code(Code.OVERFLOW)))
+    if monitor.max_rollbacks > 0:
+        found.append(rule("diverged", "RestartJobSetAndIgnoreMaxRestarts", code(Code.DIVERGED)))
     return [*found, rule("preempted", again, "condition DisruptionTarget ", code(Code.PREEMPTED))]
 
 

@@ -84,7 +84,6 @@ MISTAKES = [
     Mistake(f"{POOL}=210", "KUBERNETES_MEMORY", f"{K}.memory_gib", "904 GiB", f"{POOL}=207", f"{POOL}=207"),
     Mistake("monitor.max_failures=-1", "NUMBER_RANGE", "monitor.max_failures", "wanted 0", "monitor.max_failures=1", "monitor.max_failures=0"),
     Mistake("trainer.stop_grace_seconds=-1", "NUMBER_RANGE", "trainer.stop_grace_seconds", "wanted 0", "=1", "trainer.stop_grace_seconds=0"),
-    Mistake("monitor.overflow=restart", "MONITOR_OVERFLOW", "monitor.overflow", "act", "monitor.overflow=act", "monitor.overflow=stop"),
     # Storage, image, start.
     Mistake(f"{K}.mount=runs", "KUBERNETES_MOUNT", f"{K}.mount", "absolute", "=/runs", f"{K}.mount=/data/runs"),
     Mistake(f"{K}.mount=/", "KUBERNETES_MOUNT", f"{K}.mount", "below /", "=/runs", f"{K}.mount=/r"),

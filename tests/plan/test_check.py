@@ -184,7 +184,19 @@ ROWS = [
     Row(DSV3, "target=local", "TARGET_NODES", "target", "target=slurm", W, message="32"),
     Row(DSV3, "target=local trainer.start=autodetect", "TARGET_START", "trainer.start", "trainer.start=env", W),
     Row(DSV3, "hardware.gpus_per_numa=0", "NUMBER_RANGE", "hardware.gpus_per_numa", "hardware.gpus_per_numa=1"),
-    Row(DSV3, "monitor.node_check=fast", "MONITOR_NODE_CHECK", "monitor.node_check", "monitor.node_check=quick"),
+    Row(DSV3, "monitor.node_check=fast", "MONITOR_WORD", "monitor.node_check", "monitor.node_check=quick"),
+    Row(DSV3, "monitor.node_check=onlly", "MONITOR_WORD", "monitor.node_check", "monitor.node_check=only"),
+    Row(DSV3, "monitor.nan=rolback", "MONITOR_WORD", "monitor.nan", "monitor.nan=rollback"),
+    Row(DSV3, "monitor.overflow=restart", "MONITOR_WORD", "monitor.overflow", "monitor.overflow=act"),
+    Row(DSV3, "monitor.stall=kill", "MONITOR_WORD", "monitor.stall", "monitor.stall=act"),
+    Row(DSV3, "monitor.straggler=excluded", "MONITOR_WORD", "monitor.straggler", "monitor.straggler=exclude"),
+    Row(DSV3, "+monitor.max_of_kind.network=often", "MONITOR_KIND", "monitor.max_of_kind.network", "+monitor.max_of_kind.network=3"),
+    Row(DSV3, "monitor.prometheus_port=80", "MONITOR_PORT", "monitor.prometheus_port", "monitor.prometheus_port=9400"),
+    Row(DSV3, "monitor.webhook=SLACK", "MONITOR_WEBHOOK", "monitor.webhook", "monitor.webhook=SLACK env.secrets=[SLACK]"),
+    Row(DSV3, "monitor.webhook=https://hooks.example.com/1", "MONITOR_WEBHOOK", "monitor.webhook", "monitor.webhook=WEBHOOK_URL env.secrets=[WEBHOOK_URL]"),
+    Row(DSV3, "monitor.loss_spike=rollback", "MONITOR_ROLLBACK", "monitor.loss_spike", "checkpoint=periodic", Severity.WARNING),
+    Row(DSV3, "monitor.nan=warn", "MONITOR_NAN", "monitor.nan", "+maxtext.abort_on_nan_loss=false +maxtext.abort_on_inf_loss=false", Severity.WARNING),
+    Row(DSV3, "monitor.stall_seconds=0", "NUMBER_RANGE", "monitor.stall_seconds", "monitor.stall_seconds=1"),
     Row(DSV3, "monitor.max_failures=-1", "NUMBER_RANGE", "monitor.max_failures", "monitor.max_failures=1"),
 ]  # fmt: skip
 
@@ -209,9 +221,7 @@ def test_rows_reach_every_code_that_the_rules_can_give() -> None:
         "MESH_TOO_LARGE", "TE_WITHOUT_EXPERTS", "TE_EP_SIZE", "DATA_WORKERS", "CHECKPOINT_LOAD_TWICE", "MOE_ROUTED_BIAS",
         "MEMORY_OVER", "MEMORY_TIGHT", "HOST_OFFLOAD_OVER",  # test_memory.py
     }  # fmt: skip
-    slurm = {
-        code for code in given if code.startswith(("SLURM_", "CONTAINER_", "KUBERNETES_", "MONITOR_OVERFLOW"))
-    }  # tables of their own
+    slurm = {code for code in given if code.startswith(("SLURM_", "CONTAINER_", "KUBERNETES_"))}  # tables of their own
     assert given - {row.code for row in ROWS} - elsewhere - slurm == set()
 
 
