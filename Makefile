@@ -5,6 +5,7 @@ PY := $(VENV)/bin/python
 
 demo: $(VENV)/ready  ## train a small MoE on this machine, in two processes with expert parallelism 2
 	$(PY) -m launcher +exp=moe_tiny_cpu
+	$(PY) -m launcher report moe_tiny_cpu --html report.html && echo "the report's page: $$PWD/report.html"
 
 test: $(VENV)/ready  ## the tests, with real MaxText, SLURM and a Kubernetes API server where they can be had
 	$(PY) -m pytest -m "not slow"
@@ -30,7 +31,7 @@ $(VENV)/ready: pyproject.toml
 	PYTHON="$(PYTHON)" tools/find_python.sh > /dev/null
 	"$$(PYTHON='$(PYTHON)' tools/find_python.sh)" -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet -e '.[local,slurm,kubernetes,aot,dev]'
+	$(PY) -m pip install --quiet -e '.[local,slurm,kubernetes,aot,report,dev]'
 	touch $@
 
 clean:  ## what the targets above made; runs stay

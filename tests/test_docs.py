@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-NEEDS_A_RUN = {"status", "logs", "events", "cancel", "resume"}
+NEEDS_A_RUN = {"status", "logs", "events", "watch", "cancel", "resume", "report", "compare", "verify", "scaling"}
 HYDRAS = {"--cfg", "--info", "--hydra-help"}
 
 
@@ -42,8 +42,17 @@ def verb(words: list[str]) -> str:
     return words[0] if words and "=" not in words[0] and not words[0].startswith("-") else "submit"
 
 
+def needs_a_run(words: list[str]) -> bool:
+    """A ladder does where it names runs and no experiment."""
+    return verb(words) in NEEDS_A_RUN or (verb(words) == "ladder" and not any("=" in word for word in words))
+
+
 def tried(words: list[str]) -> list[str]:
     """The words to type here: what would train goes through `plan`, which composes and passes the same checks."""
+    if verb(words) == "ladder":
+        return [word for word in words if word != "--submit"]
+    if verb(words) == "correctness":
+        return [*words, "--plan"]
     if verb(words) not in ("submit", "preflight") or HYDRAS & set(words) or "--help" in words:
         return words
     overrides = [word for word in words if "=" in word and not word.startswith("-")]
@@ -71,7 +80,7 @@ def test_a_documented_command_works(command: Command, tmp_path: Path) -> None:
         text=True,
         timeout=120,
     )
-    if verb(command.words) in NEEDS_A_RUN:
+    if needs_a_run(command.words):
         # There is no run here: the command is understood as far as its name.
         assert (done.returncode, "no run" in done.stderr) == (1, True), done.stderr
         return

@@ -33,8 +33,33 @@ VERBS: dict[str, tuple[str, str]] = {
     "status": ("launcher.cli.running:status", "one run: state, step, loss, throughput, checkpoint"),
     "logs": ("launcher.cli.running:logs", "what the ranks printed, merged or one; -f follows"),
     "events": ("launcher.cli.watching:events", "what happened, over all attempts, and where the time went; -f follows"),
+    "watch": (
+        "launcher.cli.watching:watch",
+        "the same live: step, loss, speed, MoE headroom, goodput, restarts, events",
+    ),
     "cancel": ("launcher.cli.running:cancel", "stop a run, after a checkpoint; --now without"),
     "resume": ("launcher.cli.running:resume", "go on from the last checkpoint"),
+    "report": (
+        "launcher.cli.reporting:report",
+        "what the hardware delivered: step time, TFLOPS/GPU, MFU, loss, goodput; --html with plots",
+    ),
+    "compare": ("launcher.cli.reporting:compare", "runs side by side: what differs, in settings and in results"),
+    "verify": (
+        "launcher.cli.reporting:verify",
+        "a run against a golden one, within limits; exit code 1 when it is not",
+    ),
+    "scaling": (
+        "launcher.cli.reporting:scaling",
+        "one experiment at several sizes: efficiency, measured and predicted",
+    ),
+    "correctness": (
+        "launcher.cli.correctness:correctness",
+        "a small model of the family by the exact MoE path and by the experiment's own: do they train alike?",
+    ),
+    "ladder": (
+        "launcher.cli.laddering:ladder",
+        "the article's optimisations one by one over an experiment; `ladder bisect A B`: which setting it was",
+    ),
     "diff": ("launcher.cli.composing:diff", "what differs between two runs, bundles or experiments"),
     "calibrate": (
         "launcher.cli.planning:calibrate",
