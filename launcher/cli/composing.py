@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.main import print_issues
-from launcher.cli.options import add_runs, composing_parser
+from launcher.cli.options import add_runs, composing_parser, writing
 from launcher.issue import Issue, Refused, Severity
 
 if TYPE_CHECKING:
@@ -61,6 +61,9 @@ def sound_mesh(plan: Plan) -> Plan:
     return plan
 
 
+_ELSEWHERE = "name a folder that you may write: --out DIR"
+
+
 def render(words: list[str]) -> int:
     """Write the bundle, or print the target's artefact."""
     parser = composing_parser(
@@ -94,7 +97,8 @@ def render(words: list[str]) -> int:
     if options.format == "kustomize":
         return _write_kustomize(bundle, options.out)
     folder = Path(options.out) if options.out else Path("bundles") / bundle.name
-    write(bundle, folder)
+    with writing(f"{'--out ' if options.out else ''}{folder}", _ELSEWHERE):
+        write(bundle, folder)
     print(f"{folder}: {len(bundle.files)} files, content {bundle.content[:16]}")
     for name in sorted(bundle.files):
         print(f"  {name}")
@@ -106,9 +110,10 @@ def _write_kustomize(bundle: Bundle, out: str | None) -> int:
     from launcher.render.kustomize import base
 
     folder, files = Path(out) if out else Path("kustomize") / bundle.name, base(bundle)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    with writing(f"{'--out ' if out else ''}{folder}", _ELSEWHERE):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
     print(f"{folder}: a kustomize base, {', '.join(files)}")
     return 0
 
@@ -183,9 +188,9 @@ def _start(made: Plan, options: argparse.Namespace) -> int:
 
 def _one_after_the_other(plans: Sequence[Plan], detach: bool) -> None:
     """Points that share this machine run one by one, so nobody can leave; a cluster's are queued, and this returns at once."""
-    from launcher.targets.base import SUPERVISED
+    from launcher.targets.base import CLUSTERS
 
-    if detach and any(made.experiment.target.kind not in SUPERVISED for made in plans):
+    if detach and any(made.experiment.target.kind not in CLUSTERS for made in plans):
         raise Refused(
             Issue(
                 "SWEEP_DETACHED",

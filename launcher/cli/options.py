@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from launcher.issue import Issue, Refused, Severity
@@ -77,3 +78,14 @@ def running_parser(verb: str, what: str, examples: Sequence[str]) -> VerbParser:
 def add_runs(parser: VerbParser) -> None:
     """The folder of runs."""
     parser.add_argument("--runs", metavar="DIR", help="the folder of runs (else $LAUNCHER_RUNS, else ./runs)")
+
+
+@contextlib.contextmanager
+def writing(words: str, hint: str) -> Iterator[None]:
+    """What an option names shall be written. Raises Refused: the disk does not take it. `words`: as it was typed."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename and str(error.filename) not in words else ""
+        message = f"{words} cannot be written: {error.strerror or error}{where}"
+        raise Refused(Issue("OUTPUT", Severity.ERROR, "", message, hint)) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.composing import composer_of, planned, sound_mesh
-from launcher.cli.options import at_least_one, composing_parser, positive, running_parser
+from launcher.cli.options import at_least_one, composing_parser, positive, running_parser, writing
 from launcher.issue import Issue, Refused, Severity
 
 if TYPE_CHECKING:
@@ -34,13 +34,8 @@ def _write_page(made: Plan, path: Path, cost: str) -> None:
     """The plan with pictures. Raises Refused: it cannot be written there."""
     from launcher.render.plan_page import plan_page
 
-    try:
+    with writing(f"--html {path}", "name a file in a folder that is there: --html plan.html"):
         path.write_text(plan_page(made, cost), encoding="utf-8")
-    except OSError as error:
-        message = f"--html {path} cannot be written: {error.strerror}"
-        raise Refused(
-            Issue("OUTPUT", Severity.ERROR, "", message, "name a file in a folder that is there: --html plan.html")
-        ) from error
 
 
 def plan(words: list[str]) -> int:
@@ -55,7 +50,7 @@ def plan(words: list[str]) -> int:
     parser.add_argument("--price", type=positive, metavar="USD", help="of a GPU-hour: what a day and the steps cost")
     options = parser.parse_intermixed_args(words)
     from launcher.render.issue_text import issues_json
-    from launcher.render.plan_numbers import cost_line
+    from launcher.render.plan_numbers import cost_json, cost_line
     from launcher.render.plan_text import plan_json, plan_text
 
     try:
@@ -67,7 +62,8 @@ def plan(words: list[str]) -> int:
         return 1
     cost = cost_line(made, options.price) if options.price is not None else ""
     if options.json:
-        print(json.dumps({**plan_json(made), **({"price": cost} if cost else {})}, indent=2))
+        price = cost_json(made, options.price) if options.price is not None else {}
+        print(json.dumps({**plan_json(made), **({"price": price} if price else {})}, indent=2))
     else:
         print(plan_text(made) + (f"\n{cost}\n" if cost else ""), end="")
     if options.html:

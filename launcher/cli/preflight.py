@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from launcher.cli.main import print_issues
-from launcher.cli.options import VerbParser, composing_parser, positive
+from launcher.cli.options import VerbParser, composing_parser, positive, writing
 from launcher.issue import Issue, Refused, Severity
 from launcher.suggest import suggest
 
@@ -151,11 +151,8 @@ def aot(words: list[str]) -> int:
 
     made = sound(planned(composer_of(options), options.overrides))
     if options.dump is not None:  # not after minutes of compiling
-        try:
+        with writing(f"--dump {options.dump}", "name a folder that you may write"):
             options.dump.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            message = f"--dump {options.dump} cannot be made: {error.strerror}"
-            raise Refused(Issue("OUTPUT", Severity.ERROR, "", message, "name a folder that you may write")) from error
     asked = compiler.Asked(
         python=options.python,
         gpu=options.gpu,

@@ -134,6 +134,13 @@ def written(chosen: Mapping[str, object]) -> tuple[dict[str, str], list[Issue]]:
     return lines, issues
 
 
+def _said(words: str) -> str:
+    """What it said instead of a version; what repeats our program has not understood it."""
+    if "import json, sys" in words and "jaxlib import" in words:
+        return "it is no Python"
+    return (words.strip().splitlines() or ["no output"])[-1][:200]
+
+
 def _judge(chosen: Mapping[str, object], lines: dict[str, str], python: str) -> tuple[str, list[Issue]]:
     """jaxlib's version and every complaint; the flags complained of are taken out of `lines`."""
     issues: list[Issue] = []
@@ -141,7 +148,7 @@ def _judge(chosen: Mapping[str, object], lines: dict[str, str], python: str) -> 
     while True:
         answer = _ask(list(lines.values()), python)
         if answer.missing or not answer.version:
-            seen = answer.missing or (answer.words.strip().splitlines() or ["no output"])[-1]
+            seen = answer.missing or _said(answer.words)
             hint = "name a Python that has it with --python, or make one: python3.12 -m pip install 'launcher[local]'"
             return "", [_error("JAX_MISSING", "python", f"{python} cannot import jaxlib ({seen})", hint)]
         unknown, illegal = (found & set(lines) for found in _complaints(answer.words))

@@ -173,16 +173,30 @@ def numbers_lines(plan: Plan) -> list[str]:
     return ["Numbers (worked out, not measured; docs/plan.md says how well)", *fact_lines(facts)]
 
 
-def cost_line(plan: Plan, price: float) -> str:
-    """What a day, and all steps, cost at a price a GPU and hour; empty without an expected time."""
+def cost_json(plan: Plan, price: float) -> dict[str, float]:
+    """What a day, a billion tokens, and all steps cost in USD at a price a GPU and hour; empty without an expected time."""
     if plan.numbers is None or plan.numbers.throughput is None or plan.mesh is None or plan.settings is None:
-        return ""
+        return {}
     time, steps = plan.numbers.throughput, plan.settings.keys.get("steps")
-    hour = plan.mesh.gpus * price
-    tokens = time.tokens * plan.mesh.gpus
-    told = f"{hour * 24:,.0f} USD a day, {hour * time.expected / 3600 / tokens * 1e9:,.0f} USD a billion tokens"
+    hour, step = plan.mesh.gpus * price, time.expected / 3600
+    found = {
+        "usd_per_gpu_hour": price,
+        "usd_per_day": hour * 24,
+        "usd_per_billion_tokens": hour * step / (time.tokens * plan.mesh.gpus) * 1e9,
+    }
     if isinstance(steps, int) and steps > 0:
-        told += f"; {steps:,} steps: {hour * time.expected * steps / 3600:,.0f} USD in {time.expected * steps / 3600:,.1f} hours"
+        found |= {"steps": steps, "steps_hours": step * steps, "steps_usd": hour * step * steps}
+    return {name: value if name == "steps" else significant(value) for name, value in found.items()}
+
+
+def cost_line(plan: Plan, price: float) -> str:
+    """The same in one line; empty without an expected time."""
+    cost = cost_json(plan, price)
+    if not cost:
+        return ""
+    told = f"{cost['usd_per_day']:,.0f} USD a day, {cost['usd_per_billion_tokens']:,.0f} USD a billion tokens"
+    if "steps" in cost:
+        told += f"; {cost['steps']:,} steps: {cost['steps_usd']:,.0f} USD in {cost['steps_hours']:,.1f} hours"
     return f"Price at {price:g} USD a GPU-hour: {told}"
 
 

@@ -33,9 +33,17 @@ def _table(choices: Sequence[Choice]) -> list[str]:
     ]
 
 
+def _key(word: str) -> str:
+    """What an override sets.
+
+    >>> _key("+maxtext.steps=3")
+    'maxtext.steps'
+    """
+    return word.lstrip("+").partition("=")[0]
+
+
 def search_text(found: Found, words: Sequence[str]) -> str:
     """The table, the reasons, and the line to type."""
-    asked = shlex.join(words)
     lines = [f"{count(found.looked_at, 'choice')} for {found.gpus:,} GPUs"]
     if found.rejected:
         lines.append("Rejected:")
@@ -50,8 +58,10 @@ def search_text(found: Found, words: Sequence[str]) -> str:
     lines += _table(found.ties)
     if found.slower:
         lines += ["Slower, by more than the prediction's noise:", *_table(found.slower[:3])]
-    first = " ".join(found.ties[0].words)
-    lines.append(f"Type: python -m launcher plan {asked} {first}".rstrip())
+    chosen = found.ties[0].words
+    changed = {_key(word) for word in chosen}
+    asked = shlex.join(word for word in words if _key(word) not in changed)
+    lines.append(f"Type: python -m launcher plan {asked} {' '.join(chosen)}".rstrip())
     return "\n".join(lines) + "\n"
 
 

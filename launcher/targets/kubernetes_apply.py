@@ -91,6 +91,9 @@ def wait_until_gone(client: Client, namespace: str, manifest: Manifest) -> None:
             time.sleep(_LOOK_SECONDS)
 
 
+NO_NAMESPACE, NO_RIGHTS = "KUBE_NAMESPACE", "KUBE_RIGHTS"
+
+
 def rehearse(
     client: Client, namespace: str, manifest: Manifest
 ) -> list[tuple[Document, Object | None, Object | Issue]]:
@@ -158,12 +161,12 @@ def _other_content(document: Document) -> str:
 
 def _forbidden(what: str, document: Document, declined: Declined) -> Issue:
     hint = f"`kubectl auth can-i patch {document['kind'].lower()}s` asks; k8s/ holds the rights that an admin gives"
-    return issue("KUBE_RIGHTS", "target.kubernetes.namespace", f"{what}: {declined.message}", hint)
+    return issue(NO_RIGHTS, "target.kubernetes.namespace", f"{what}: {declined.message}", hint)
 
 
 def _no_namespace(what: str, _document: Document, declined: Declined) -> Issue:
     hint = "set target.kubernetes.namespace to one of `kubectl get namespaces`"
-    return issue("KUBE_NAMESPACE", "target.kubernetes.namespace", f"{what}: {declined.message}", hint)
+    return issue(NO_NAMESPACE, "target.kubernetes.namespace", f"{what}: {declined.message}", hint)
 
 
 def _no_kind(what: str, document: Document, _declined: Declined) -> Issue:

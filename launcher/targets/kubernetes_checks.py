@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.issue import Issue
 from launcher.targets.base import Conditions
-from launcher.targets.kubernetes_apply import absent_kind, issue, rehearse
+from launcher.targets.kubernetes_apply import NO_NAMESPACE, NO_RIGHTS, absent_kind, issue, rehearse
 from launcher.targets.kubernetes_client import KINDS, METADATA_ONLY, Client, Declined, path_of
 from launcher.targets.kubernetes_manifest import Manifest
 
@@ -37,12 +37,16 @@ def lacking(client: Client, namespace: str, manifest: Manifest, wanted: Kubernet
     kinds = _kinds(client, manifest)
     if kinds:
         return kinds
+    refused = [outcome for _, _, outcome in rehearse(client, namespace, manifest) if isinstance(outcome, Issue)]
+    nowhere = [one for one in refused if one.code == NO_NAMESPACE]
+    if nowhere:
+        return nowhere[:1]  # whatever else is missing in it follows from that
     return [
         *_rights(client, namespace, manifest),
         *_claim(client, namespace, wanted.claim),
         *_queue(client, namespace, wanted.queue),
         *missing_secrets(client, namespace, wanted.secrets),
-        *[outcome for _, _, outcome in rehearse(client, namespace, manifest) if isinstance(outcome, Issue)],
+        *refused,
     ]
 
 
@@ -86,7 +90,7 @@ def _rights(client: Client, namespace: str, manifest: Manifest) -> list[Issue]:
         return []
     message = f"you may not {', '.join(refused)} in namespace {namespace}"
     hint = "ask an admin for these rights; k8s/ holds a Role that has them. `kubectl auth can-i --list` shows yours"
-    return [issue("KUBE_RIGHTS", "target.kubernetes.namespace", message, hint)]
+    return [issue(NO_RIGHTS, "target.kubernetes.namespace", message, hint)]
 
 
 def _may(client: Client, asked: Mapping[str, str]) -> bool:

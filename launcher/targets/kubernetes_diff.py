@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.issue import Issue
+from launcher.issue import Issue, Refused
 from launcher.targets.base import Handle
-from launcher.targets.kubernetes_apply import own_fields, rehearse, title
+from launcher.targets.kubernetes_apply import NO_RIGHTS, own_fields, rehearse, title
 from launcher.targets.kubernetes_client import Client, Object, connect
 from launcher.targets.kubernetes_manifest import Manifest, for_attempt, parse, read, settings_in
 
@@ -35,10 +35,13 @@ def differences(client: Client, namespace: str, manifest: Manifest) -> list[dict
     """[{"object", "field", "cluster", "ours"}]: what applying the manifest now would change; empty = nothing would.
 
     "refused": the server's words where it would not take the object; then the fields are compared as they are written.
+    Raises Refused when this user may not ask.
     """
     found: list[dict[str, str]] = []
     for document, live, outcome in rehearse(client, namespace, manifest):
         if isinstance(outcome, Issue):
+            if outcome.code == NO_RIGHTS:
+                raise Refused(outcome)
             found.append(
                 {"object": title(document), "field": "", "cluster": "", "ours": "", "refused": outcome.message}
             )

@@ -45,6 +45,13 @@ def test_plan_writes_a_page_and_tells_a_price(tmp_path: Path) -> None:
     assert "Price at 3 USD a GPU-hour" in page
 
 
+def test_a_price_for_scripts_is_numbers(tmp_path: Path) -> None:
+    told = json.loads(launcher("plan", "+exp=dsv3_128gpu", "--price", "3", "--json", cwd=tmp_path).stdout)
+    assert told["price"]["usd_per_day"] == 128 * 3 * 24
+    a_step = told["price"]["steps_usd"] / told["price"]["steps"]
+    assert a_step == pytest.approx(128 * 3 * told["numbers"]["time"]["expected_s"] / 3600, rel=1e-2)
+
+
 @pytest.mark.parametrize(
     ("words", "seen"),
     [
@@ -55,7 +62,9 @@ def test_plan_writes_a_page_and_tells_a_price(tmp_path: Path) -> None:
         (("search", "--most", "0"), "--most: '0', wanted a whole number from 1 on"),
         (("search", "--most", "2.5"), "--most: '2.5', wanted a whole number from 1 on"),
         (("preflight", "aot", "--timeout", "0"), "--timeout: '0', wanted a number above 0"),
-        (("preflight", "aot", "--dump", "/dev/null/seen"), "--dump /dev/null/seen cannot be made: Not a directory"),
+        (("preflight", "aot", "--dump", "/dev/null/seen"), "--dump /dev/null/seen cannot be written: Not a directory"),
+        (("render", "--out", "/dev/null/seen"), "--out /dev/null/seen cannot be written: File exists"),
+        (("preflight", "xla", "--python", "/bin/ls"), "/bin/ls cannot import jaxlib (it is no Python)"),
         (("render", "--print", "--format", "kustomize"), "--format kustomize is a folder of files"),
     ],
 )
@@ -74,6 +83,12 @@ def test_search_gives_a_line_to_type_that_works(tmp_path: Path) -> None:
     again = launcher(*line.split()[4:], cwd=tmp_path)
     assert again.returncode == 0
     assert "FITS: " in again.stdout
+
+
+def test_the_line_to_type_does_not_repeat_what_it_changes(tmp_path: Path) -> None:
+    done = launcher("search", "+exp=dsv3_128gpu", "remat.context=device", "trainer.steps=20", cwd=tmp_path)
+    line = done.stdout.splitlines()[-1]
+    assert line == "Type: python -m launcher plan +exp=dsv3_128gpu trainer.steps=20 remat.context=offload"
 
 
 def test_search_for_scripts(tmp_path: Path) -> None:

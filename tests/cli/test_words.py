@@ -125,11 +125,11 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
     assert not done.stderr
 
 
-def test_a_folder_that_cannot_be_written_is_the_systems_fault(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_told_with_its_option(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     done = launcher("render", "+exp=moe_tiny_cpu", "--out", "file/bundle", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "file" in done.stderr
+    assert done.returncode == 1
+    assert "--out file/bundle cannot be written" in done.stderr
     assert "Traceback" not in done.stderr
 
 

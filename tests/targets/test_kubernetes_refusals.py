@@ -83,6 +83,13 @@ def test_a_user_without_rights_is_told_which(kube_bench, monkeypatch):
     assert not store.all_runs(kube_bench.root)
 
 
+def test_a_user_without_rights_is_told_so_instead_of_a_difference(kube_bench, type_, monkeypatch):
+    become("bob", kube_bench, monkeypatch)
+    code, out, err = type_("diff", "--cluster", *typed(kube_bench))
+    assert (code, out) == (1, "")
+    assert "[KUBE_RIGHTS]" in err
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
@@ -95,7 +102,7 @@ def test_a_user_without_rights_is_told_which(kube_bench, monkeypatch):
 def test_what_the_cluster_lacks_is_refused_before_anything_is_written(kube_bench, words, code):
     with pytest.raises(Refused) as refused:
         with_words(kube_bench, *words).submit(with_words(kube_bench, *words).plan())
-    assert code in [issue.code for issue in refused.value.issues], refused.value.issues
+    assert [issue.code for issue in refused.value.issues] == [code]
     assert not store.all_runs(kube_bench.root)
 
 
