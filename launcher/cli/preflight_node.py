@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import shlex
@@ -9,11 +10,13 @@ import sys
 from collections.abc import Sequence
 
 from launcher.cli.main import print_issues
-from launcher.cli.options import composing_parser
+from launcher.cli.options import add_runs, composing_parser
 from launcher.issue import Issue, Refused, Severity
 from launcher.plan.plan import Plan
 from launcher.preflight import node as nodes_check
 from launcher.preflight.node import Node
+
+ONLY = "monitor.node_check=only"
 
 
 def _text(nodes: Sequence[Node], verbose: bool) -> str:
@@ -32,30 +35,60 @@ def _text(nodes: Sequence[Node], verbose: bool) -> str:
     return "\n".join(lines)
 
 
-def _outside(made: Plan, words: Sequence[str], where: Sequence[str]) -> Refused:
-    """Nobody can be asked from here: what to type."""
-    slurm, count = made.experiment.target.slurm, made.mesh.nodes if made.mesh else 1
-    message = f"the {count} nodes of {made.experiment.name} cannot be reached from here"
-    if made.experiment.target.kind == "kubernetes":
-        alone = shlex.join(["python3", "-", *words])
-        hint = (
-            "launcher/node/health.py is one file: in a pod on each node `kubectl exec -i POD -- "
-            f"{alone} < launcher/node/health.py` (exit code 79: bad)\n       --here looks at this machine"
-        )
-        return Refused(
-            Issue("NODE_NO_ALLOCATION", Severity.ERROR, "target", f"{message}: they are Kubernetes' own", hint)
-        )
-    asked = [
-        f"--{name}={value}" for name, value in (("account", slurm.account), ("partition", slurm.partition)) if value
-    ]
-    inside = shlex.join(nodes_check.srun(count, words, where))
-    hint = (
-        f"in an allocation the same command asks all of its nodes: `{shlex.join(['salloc', f'--nodes={count}', *asked])}`, or by hand:\n"
-        f"       {inside} < launcher/node/health.py\n       --here looks at this machine"
+def _outside(made: Plan, name: str, typed: Sequence[str]) -> Refused:
+    """Nobody can be asked from here: the two commands that do it. `name`: of the run that the first will make."""
+    count, target = made.mesh.nodes if made.mesh else 1, made.experiment.target
+    submit = shlex.join(["python", "-m", "launcher", "submit", *typed, ONLY])
+    hint = f"ask them by a run that does nothing else, and read its verdict once it has ended:\n       {submit}\n"
+    hint += f"       python -m launcher preflight node {name}\n       --here looks at this machine"
+    where = "they are Kubernetes' own"
+    if target.kind == "slurm":
+        where = "this is no SLURM allocation"
+        asked = [(key, getattr(target.slurm, key)) for key in ("account", "partition")]
+        words = [f"--nodes={count}", *(f"--{key}={value}" for key, value in asked if value)]
+        hint += f"; inside of an allocation (`{shlex.join(['salloc', *words])}`) the same command asks all of its nodes"
+    message = f"the {count} nodes of {made.experiment.name} cannot be reached from here: {where}"
+    return Refused(Issue("NODE_NO_ALLOCATION", Severity.ERROR, "target", message, hint))
+
+
+def _of_run(name: str, runs: str | None) -> tuple[list[Node], Issue | None]:
+    """The verdict of a run whose nodes have examined themselves, and a warning about their domains."""
+    from launcher.runs import store
+    from launcher.runs.attempts import judge_one
+
+    run = store.open_run(store.root(runs), name)
+    judged = judge_one(run)
+    launch = run.launch()
+    only = bool((launch.get("node_check") or {}).get("only"))
+    if judged.attempt is None or (only and judged.is_live):
+        message = f"{run.name} is {judged.state}: its nodes have not all answered"
+        hint = f"`python -m launcher status {run.name}` says more"
+        raise Refused(Issue("NODE_CHECK_RUNS", Severity.ERROR, "", message, hint))
+    found = nodes_check.of_attempt(judged.attempt, int(launch["nodes"]) if only else 0)
+    if not found:
+        message = f"the nodes of {run.name} were not examined in attempt {judged.attempt.number}"
+        raise Refused(Issue("NODE_CHECK_NONE", Severity.ERROR, "monitor.node_check", message, f"submit it with {ONLY}"))
+    return found, nodes_check.domains(found, int(launch.get("nodes_per_domain") or 1))
+
+
+def _asked(options: argparse.Namespace) -> tuple[list[Node], Issue | None]:
+    """The verdict on nodes that are asked now: this machine, or those of the allocation."""
+    from launcher.cli.composing import composer_of, planned, sound
+
+    composer = composer_of(options)
+    made = sound(planned(composer, options.overrides))
+    alone = options.here or made.experiment.target.kind == "local"
+    names = [] if alone else nodes_check.allocation()
+    if not alone and not names:
+        from launcher.render.bundle import render
+
+        raise _outside(made, render(sound(planned(composer, [*options.overrides, ONLY]))).name, options.overrides)
+    asked = nodes_check.questions(
+        made.experiment, options.python or (sys.executable if alone else "python3"), not options.no_compute
     )
-    return Refused(
-        Issue("NODE_NO_ALLOCATION", Severity.ERROR, "target", f"{message}: this is no SLURM allocation", hint)
-    )
+    where = nodes_check.inside(made.experiment) if options.container else []
+    found = nodes_check.here(asked) if alone else nodes_check.everywhere(names, asked, where)
+    return found, nodes_check.domains(found, made.mesh.nodes_per_domain) if made.mesh else None
 
 
 def node(words: list[str]) -> int:
@@ -63,8 +96,9 @@ def node(words: list[str]) -> int:
     parser = composing_parser(
         "preflight node",
         "Is each node fit: GPUs present, idle and free of errors, links, memory, disk, clock,\nthen a short product and all-reduce. "
-        "target=local looks at this machine; inside a SLURM allocation every node of it is asked, at once.",
-        ["preflight node +exp=moe_tiny_cpu", "preflight node +exp=dsv3_128gpu --here --no-compute"],
+        "target=local looks at this machine; inside a SLURM allocation every node of it is asked, at once.\n"
+        f"RUN: the verdict of a run that was submitted with {ONLY}, on any target.",
+        ["preflight node +exp=moe_tiny_cpu", "preflight node dsv3_128gpu-1a2b3c4d"],
     )
     parser.add_argument("--here", action="store_true", help="this machine alone, whatever the target")
     parser.add_argument(
@@ -76,20 +110,10 @@ def node(words: list[str]) -> int:
     )
     parser.add_argument("--verbose", action="store_true", help="also what was found in order")
     parser.add_argument("--json", action="store_true", help="the same for scripts, on stdout")
+    add_runs(parser)
     options = parser.parse_intermixed_args(words)
-    from launcher.cli.composing import composer_of, planned, sound
-
-    made = sound(planned(composer_of(options), options.overrides))
-    alone = options.here or made.experiment.target.kind == "local"
-    asked = nodes_check.questions(
-        made.experiment, options.python or (sys.executable if alone else "python3"), not options.no_compute
-    )
-    where = nodes_check.inside(made.experiment) if options.container else []
-    names = [] if alone else nodes_check.allocation()
-    if not alone and not names:
-        raise _outside(made, asked, where)
-    found = nodes_check.here(asked) if alone else nodes_check.everywhere(names, asked, where)
-    issue = nodes_check.domains(found, made.mesh) if made.mesh else None
+    is_run = len(options.overrides) == 1 and not set("+~=") & set(options.overrides[0])
+    found, issue = _of_run(options.overrides[0], options.runs) if is_run else _asked(options)
     if options.json:
         issues = [dataclasses.asdict(issue)] if issue else []
         listed = [{**dataclasses.asdict(each), "passed": each.passed} for each in found]

@@ -31,8 +31,8 @@ _CHUNK = 1 << 16  # bytes of one read
 
 def check(
     asked: NodeCheck, words: Sequence[str], environ: Mapping[str, str], box: SignalBox, journal: Journal
-) -> Optional[dict[str, Any]]:
-    """health.py's report on this node; None where it could not be made, which the journal says, or a signal came first.
+) -> tuple[Optional[dict[str, Any]], str]:
+    """health.py's report on this node; None where it could not be made, and why; "" when a signal came first.
 
     `words`: those that only this node knows (Python, disks). `environ`: the trainer's variables.
     """
@@ -41,10 +41,9 @@ def check(
     for look in range(LOOKS):
         report, why = _ask(argv, environ, asked.timeout_seconds, box)
         if box.pending:
-            return None
+            return None, ""
         if report is None:
-            journal.say(f"the node check could not be made: {why}; training goes on without it")
-            return None
+            return None, why
         failed = {each["name"] for each in report["findings"] if each["level"] == FAIL}
         if not failed:
             warned = told(report, WARN)
@@ -52,10 +51,10 @@ def check(
                 f"the node check passed in {time.monotonic() - began:.1f} s" + (f"; {warned}" if warned else "")
             )
         if not failed or not failed <= PASSING or look == LOOKS - 1:
-            return report
+            return report, ""
         journal.say(f"the node check asks again in {PAUSE:g} s: {told(report, FAIL)}")
         _wait(box, PAUSE)
-    return None
+    return None, ""
 
 
 def told(report: Mapping[str, Any], level: str) -> str:

@@ -14,21 +14,13 @@ from typing import Any
 
 from launcher.config.schema import Experiment
 from launcher.issue import Issue, Refused, Severity
-from launcher.node import health
-from launcher.plan.mesh import MeshPlan
+from launcher.node import fitness, health
+from launcher.node.layout import AttemptFolder
+from launcher.node.pace import far_below
 from launcher.render.container import container
 from launcher.render.node_check import expected
 
 PROGRAM = Path(health.__file__)
-
-SPREAD = 5.0
-"""Robust standard deviations (1.4826 x median absolute deviation) below the median from which a node is called slow."""
-
-LEAST = 0.05
-"""And at least this share below it: differences within 5 % are no reason to give a node back (guess)."""
-
-FEWEST = 3
-"""Nodes from which a median says something."""
 
 TIMEOUT_S = 600
 
@@ -51,22 +43,18 @@ class Node:
 
 
 def slow(speeds: Mapping[str, float]) -> dict[str, str]:
-    """Node -> why it is called slow, by its distance from the median of all.
+    """Node -> why it is called slow: far below the median of all. Within 5 % is no reason to give a node back.
 
     >>> slow({"n1": 100, "n2": 101, "n3": 99, "n4": 60})
     {'n4': '60 against a median of 99.5, 40 % below'}
     >>> slow({"n1": 100, "n2": 50})
     {}
     """
-    if len(speeds) < FEWEST:
-        return {}
-    median = statistics.median(speeds.values())
-    spread = 1.4826 * statistics.median(abs(value - median) for value in speeds.values())
-    limit = median - max(SPREAD * spread, LEAST * median)
     return {
-        node: f"{value:g} against a median of {median:g}, {1 - value / median:.0%} below".replace("%", " %")
-        for node, value in speeds.items()
-        if value < limit
+        node: f"{speeds[node]:g} against a median of {median:g}, {1 - speeds[node] / median:.0%} below".replace(
+            "%", " %"
+        )
+        for node, median in far_below(speeds).items()
     }
 
 
@@ -194,16 +182,31 @@ def everywhere(names: Sequence[str], words: Sequence[str], where: Sequence[str] 
     return judge(parse(text), names)
 
 
-def domains(nodes: Sequence[Node], mesh: MeshPlan) -> Issue | None:
-    """A warning when the nodes do not lie in NVLink domains as the mesh has them; None where no node tells of its domain."""
+def of_attempt(attempt: AttemptFolder, silent: int) -> list[Node]:
+    """The verdict on the nodes that have examined themselves in an attempt; empty when none has left a word.
+
+    silent: how many nodes there are, each of which fails without a report; 0 = those that have one are all that count.
+    """
+    answers = fitness.Answers(attempt, None)
+    answers.look()
+    names = {node: fitness.name_of(attempt, node) for node in {*answers.reports, *range(silent)}}
+    twice = {name for name in names.values() if list(names.values()).count(name) > 1}
+    names = {node: f"{name} (node {node})" if name in twice else name for node, name in names.items()}
+    found = judge([{**report, "node": names[node]} for node, report in answers.reports.items()])
+    missing = {node: why for node, why in answers.unfit(silent).items() if node not in answers.reports}
+    return sorted([*found, *(Node(names[node], (why,)) for node, why in missing.items())], key=lambda node: node.name)
+
+
+def domains(nodes: Sequence[Node], size: int) -> Issue | None:
+    """A warning when the nodes do not lie in NVLink domains of `size` nodes; None where no node tells of its domain."""
     counts: dict[str, int] = {}
     for node in nodes:
         if node.domain:
             counts[node.domain] = counts.get(node.domain, 0) + 1
-    if not counts or all(n % mesh.nodes_per_domain == 0 for n in counts.values()):
+    if not counts or all(n % size == 0 for n in counts.values()):
         return None
     shown = " + ".join(str(n) for n in sorted(counts.values(), reverse=True))
-    message = f"the nodes lie in NVLink domains of {shown}, the mesh wants {mesh.nodes_per_domain} in each"
+    message = f"the nodes lie in NVLink domains of {shown}, the mesh wants {size} in each"
     return Issue(
         "NODE_DOMAINS", Severity.WARNING, "mesh.ici", message, "ask for whole racks: target.slurm.segment=true"
     )

@@ -176,6 +176,7 @@ def test_all_nodes_are_told_which_one_is_bad(run):
     [
         ({"words": "x", "timeout_seconds": 1}, "words is"),
         ({"words": []}, "timeout_seconds is nothing"),
+        ({"words": [], "timeout_seconds": 1, "only": 1}, "only is 1, wanted true or false"),
         ("quick", "node_check is"),
     ],
 )

@@ -16,6 +16,8 @@ from launcher.config.schema import Experiment
 from launcher.node import health
 from launcher.plan.plan import make
 from launcher.preflight import node as nodes
+from launcher.render.bundle import render
+from launcher.render.folder import Bundle
 from slurm.testbed.cluster import Cluster
 
 H200 = (Path(__file__).parents[1] / "node" / "data" / "h200x2_health.txt").read_text()
@@ -83,9 +85,9 @@ def test_racks_that_are_not_as_the_mesh_wants() -> None:
     def racks(*counts: int) -> list[nodes.Node]:
         return [nodes.Node(f"n{r}-{i}", domain=f"rack{r}") for r, n in enumerate(counts) for i in range(n)]
 
-    assert nodes.domains(racks(16, 16), mesh) is None
-    assert nodes.domains([nodes.Node("n1")], mesh) is None
-    issue = nodes.domains(racks(18, 14), mesh)
+    assert nodes.domains(racks(16, 16), mesh.nodes_per_domain) is None
+    assert nodes.domains([nodes.Node("n1")], mesh.nodes_per_domain) is None
+    issue = nodes.domains(racks(18, 14), mesh.nodes_per_domain)
     assert issue is not None
     assert "18 + 14, the mesh wants 16" in issue.message
 
@@ -109,6 +111,10 @@ def test_in_the_container_of_the_experiment() -> None:
     assert nodes.inside(experiment("moe_tiny_cpu")) == []
 
 
+def rendered(name: str, *words: str) -> Bundle:
+    return render(make(experiment(name.partition("=")[2], *words)))
+
+
 def launcher(*words: str, cwd: Path, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     command = [*prefix, sys.executable, "-m", "launcher", "preflight", "node", *words]
     return subprocess.run(command, cwd=cwd, env=dict(os.environ), capture_output=True, text=True, timeout=180)
@@ -124,18 +130,26 @@ def test_this_machine_alone(tmp_path: Path) -> None:
     assert "0 of 1 nodes passed" in done.stdout
 
 
-def test_without_an_allocation_it_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_allocation_it_says_which_two_commands_do_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
-    done = launcher("+exp=dsv3_128gpu", "target.slurm.account=moe", cwd=tmp_path)
+    typed = ("+exp=dsv3_128gpu", "target.slurm.account=moe")
+    done = launcher(*typed, cwd=tmp_path)
     assert (done.returncode, "NODE_NO_ALLOCATION" in done.stderr) == (1, True)
+    assert (
+        "python -m launcher submit +exp=dsv3_128gpu target.slurm.account=moe monitor.node_check=only\n" in done.stderr
+    )
+    assert f"python -m launcher preflight node {rendered(*typed, 'monitor.node_check=only').name}\n" in done.stderr
     assert "salloc --nodes=32 --account=moe" in done.stderr
-    assert "srun --nodes=32 --ntasks=32 --ntasks-per-node=1 python3 - --gpus 4" in done.stderr
 
 
-def test_the_nodes_of_a_cluster_of_pods_are_asked_by_hand(tmp_path: Path) -> None:
-    done = launcher("+exp=dsv3_128gpu", "target=kubernetes", cwd=tmp_path)
+def test_the_nodes_of_a_cluster_of_pods_are_asked_by_a_run(tmp_path: Path) -> None:
+    typed = ("+exp=dsv3_128gpu", "target=kubernetes", "target.kubernetes.claim=runs")
+    done = launcher(*typed, cwd=tmp_path)
     assert (done.returncode, "NODE_NO_ALLOCATION" in done.stderr) == (1, True)
-    assert "kubectl exec -i POD -- python3 - --gpus 4" in done.stderr
+    assert f"python -m launcher submit {' '.join(typed)} monitor.node_check=only\n" in done.stderr
+    assert f"python -m launcher preflight node {rendered(*typed, 'monitor.node_check=only').name}\n" in done.stderr
     assert "SLURM" not in done.stderr
 
 

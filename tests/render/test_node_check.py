@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.node import health
+from launcher.render.bundle import render
 from launcher.render.launch import launch
 from launcher.render.node_check import SECONDS
 
@@ -23,6 +24,20 @@ def test_what_is_expected_of_a_node(plan_of) -> None:
         "words": expected[:-1],
         "timeout_seconds": SECONDS["full"],
     }
+
+
+@pytest.mark.parametrize("exp", [DSV3, "+exp=moe_tiny_cpu"])
+def test_alone_it_is_the_full_check_on_any_platform(plan_of, exp) -> None:
+    alone = asked(plan_of, exp, "monitor.node_check=only")
+    full = asked(plan_of, exp, "monitor.node_check=full") or {"words": [], "timeout_seconds": SECONDS["only"]}
+    assert alone == {**full, "only": True}
+
+
+@pytest.mark.parametrize(("word", "restarts"), [("only", 0), ("full", 3)])
+def test_no_jobset_starts_a_mere_check_again(plan_of, word, restarts) -> None:
+    plan = plan_of(DSV3, "target=kubernetes", "target.kubernetes.claim=runs", f"monitor.node_check={word}")
+    text = render(plan).artefact
+    assert f"maxRestarts: {restarts}\n" in text
 
 
 def test_health_takes_every_word(plan_of, monkeypatch: pytest.MonkeyPatch) -> None:
