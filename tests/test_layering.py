@@ -88,7 +88,16 @@ def loaded_after(*words: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "words", [("--help",), ("runs",), ("status", "none"), ("logs", "none"), ("events", "none"), ("cancel", "none")]
+    "words",
+    [
+        ("--help",),
+        ("runs",),
+        ("status", "none"),
+        ("logs", "none"),
+        ("events", "none"),
+        ("watch", "none"),
+        ("cancel", "none"),
+    ],
 )
 def test_the_front_door_loads_nothing_heavy(words: tuple[str, ...]) -> None:
     assert not loaded_after(*words) & {

@@ -38,3 +38,19 @@ def events(words: list[str]) -> int:
     found = goodput(told.read(run)[1])
     print(json.dumps(found.as_json(), indent=2) if options.json else found.text())
     return 0
+
+
+def watch(words: list[str]) -> int:
+    """A run, live."""
+    parser = running_parser(
+        "watch",
+        "A run as it goes: state, step, loss, speed, MoE headroom, restarts, goodput and the last events, until it ends.\n"
+        "Ctrl-C ends the showing, never the run. Without a terminal: events and a line of figures now and then.",
+        ["watch moe_tiny_cpu", "watch moe_tiny_cpu --once"],
+    )
+    parser.add_argument("run", help="its name, or the beginning of it")
+    parser.add_argument("--once", action="store_true", help="show it as it is now, and end")
+    options = parser.parse_args(words)
+    from launcher.runs import live
+
+    return live.watch(store.open_run(store.root(options.runs), options.run), sys.stdout, once=options.once)

@@ -186,13 +186,13 @@ class Monitor:
     data where MaxText can), stop. `stall`: act = gather evidence, end the attempt and start again; warn; none.
     `stall_seconds` between steps: null = from what was seen. `straggler`: warn, or exclude its node from the next attempt.
     `node_check`, on GPUs, before each start: none; quick asks driver, disk and clock (a second); full also computes; only =
-    full, and no trainer starts. `prometheus_port`: of node 0, null = no endpoint. `webhook`: a name in env.secrets, of a URL.
+    full, and no trainer starts. `metrics_port`: of node 0, null = no endpoint. `webhook`: a name in env.secrets, of a URL.
     """
 
     profiler: str = ""
     skip_first_n_steps_for_profiler: Optional[int] = None
     profiler_steps: Optional[int] = None
-    enable_tensorboard: Optional[bool] = None
+    enable_tensorboard: Optional[bool] = False
     max_failures: int = 3
     max_preemptions: int = 1000
     max_bad_nodes: int = 5
@@ -209,7 +209,7 @@ class Monitor:
     first_step_seconds: int = 3600
     straggler: str = "warn"
     node_check: str = "quick"
-    prometheus_port: Optional[int] = None
+    metrics_port: Optional[int] = None
     webhook: Optional[str] = None
 
 
@@ -366,7 +366,7 @@ OWN_WORDS: Dict[str, frozenset[str]] = {
     "monitor": frozenset(
         {"max_failures", "max_preemptions", "max_bad_nodes", "max_rollbacks", "max_of_kind", "restart_pause_seconds"}
         | {"overflow", "nan", "loss_spike", "grad_spike", "imbalance", "stall", "stall_seconds", "first_step_seconds"}
-        | {"straggler", "node_check", "prometheus_port", "webhook"}
+        | {"straggler", "node_check", "metrics_port", "webhook"}
     ),
 }
 """The fields of those groups that are the launcher's own words."""

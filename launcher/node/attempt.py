@@ -5,21 +5,36 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from . import checkpoints, checkup, coordinator, environment, numa, overflow, pod
+from . import (
+    checkpoints,
+    checkup,
+    coordinator,
+    environment,
+    fitness,
+    jit_cache,
+    numa,
+    overflow,
+    pod,
+    rollback,
+    watching,
+)
+from .alarms import Alarm
 from .codes import Code, WorkerError, outcome_of, refused
 from .ending import read_object
 from .health import FAIL
 from .history import decision_file
 from .launch import Launch, read_adjustments, read_launch
 from .layout import AttemptFolder, BundleFolder, RunFolder, checkpoints_folder
+from .monitor import Monitor, Stop
+from .observe import Overflow
 from .output import Console, Journal, standard_output
 from .peers import Peers, blame
 from .place import JOBSET, Place, find_place, host_name
@@ -29,8 +44,10 @@ from .said import Said
 from .signals import SignalBox
 from .speech import Speaker
 from .stopping import Stopping
+from .table import Row
+from .telling import tell_now
 from .trainers import Trainers
-from .verdict import Asked, RankEnd, Verdict, judge
+from .verdict import Asked, RankEnd, Verdict, by_monitor, judge
 
 _FLUSH_SECONDS = 5.0  # that a slow reader of our output gets at the end
 
@@ -134,6 +151,9 @@ class _Attempt:
         self._journal = Journal(options.attempt.worker_log(self._node), console)
         self._said = Said(Speaker(None), options.attempt, 0)
         self._has_begun_before = False
+        self._diverged: list[Alarm] = []
+        self._factor = 0.0  # of the MoE receive buffers; 0 = not known
+        self._overflow: Overflow | None = None  # by the metrics
 
     @property
     def _start(self) -> str:
@@ -150,13 +170,18 @@ class _Attempt:
         keys = environment.maxtext_keys(options.run, launch, read_adjustments(options.run.adjust))
         output = str(keys["base_output_directory"])
         self._checkpoints = None if "://" in output else checkpoints_folder(Path(output), str(keys["run_name"]))
+        self._factor = overflow.factor_in(options.bundle.maxtext, keys)
         argv = environment.command(options.python, launch, options.bundle.maxtext, keys)
         if options.start is not None:
             self._begin_in_pod(launch, place, options.start)
         self._record_start(place, argv)
+        if launch.node_check is None or not launch.node_check.only:
+            self._find_coordinator(launch, place)
+        return self._train(launch, place, argv)
+
+    def _find_coordinator(self, launch: Launch, place: Place) -> None:
         if place.nodes > 1:
             coordinator.wait_for_name(place.coordinator, launch.coordinator_timeout_seconds, lambda: self._box.pending)
-        return self._train(launch, place, argv)
 
     def _begin_in_pod(self, launch: Launch, place: Place, start: pod.Start) -> None:
         """Judges and tells what went before, and refuses to go on when that has used up a budget.
@@ -171,7 +196,9 @@ class _Attempt:
             return
         try:
             with self._disk():
-                pod.settle_past(run, launch, start, self._checkpoints)
+                pod.settle_past(
+                    run, self._options.bundle, launch, start, checkpoints=self._checkpoints, say=self._journal.say
+                )
         finally:
             pod.tell(run, [number for number in run.attempt_numbers() if number != start.attempt], speaker)
 
@@ -203,73 +230,135 @@ class _Attempt:
         peers = Peers(
             options.attempt, place.node, place.nodes, self._started, self._start, again=self._has_begun_before
         )
-        trainers = Trainers(
-            options.attempt,
-            console=self._console,
-            journal=self._journal,
-            box=self._box,
-            stopping=stopping,
-            peers=peers,
-            on_failure=lambda end: peers.report(judge([end], Asked(launch.steps, launch.checkpointing))),
-            on_look=self._said.look,
-        )
-        self._ends = trainers.ends
         bundle = environment.read_env(options.bundle.env)
-        self._check_node(launch, bundle, peers)
+        checked = self._check_node(launch, place, bundle, peers)
+        if checked is not None:
+            return checked
         flags = environment.read_xla_flags(options.bundle.xla_flags)
-        jit_cache = _fresh_jit_cache(launch, options.attempt, bundle)
-        try:
+        with jit_cache.fresh(launch, options.attempt, bundle) as compiles:
             environments = environment.trainer_environments(
-                os.environ, bundle, flags, launch, place, attempt=options.attempt, jit_cache=jit_cache
+                os.environ, bundle, flags, launch, place, attempt=options.attempt, jit_cache=compiles
             )
             self._announce(launch, place, bundle)
             bindings, words = numa.bindings(launch.processes_per_node, launch.numa)
             for word in words:
                 self._journal.say(word)
-            trainers.start(environment.ranks_here(launch, place), argv, environments, bindings)
-            trainers.run()
-        finally:
-            if jit_cache is not None:
-                shutil.rmtree(jit_cache, ignore_errors=True)
+            trainers, monitor = self._trainers(launch, place, environments[0], stopping, peers)
+            try:
+                trainers.start(environment.ranks_here(launch, place), argv, environments, bindings)
+                trainers.run()
+            finally:
+                monitor.close()
         if not trainers.ends:  # a signal came before the first start
             for number in self._box.take():
                 stopping.on_signal(number, time.monotonic())
-        asked = Asked(launch.steps, launch.checkpointing, self._committed(), stopping.signal, trainers.why_killed)
+        return self._judge(launch, trainers, stopping.signal, peers)
+
+    def _trainers(
+        self, launch: Launch, place: Place, environ: Mapping[str, str], stopping: Stopping, peers: Peers
+    ) -> tuple[Trainers, Monitor]:
+        """This node's trainers, none of them started yet, and what watches them. `environ`: of the first of them."""
+
+        def on_stop(stop: Stop) -> None:
+            peers.report(by_monitor(stop))
+
+        here = watching.Here(
+            launch=launch,
+            run=self._options.run,
+            attempt=self._options.attempt,
+            node=place.node,
+            nodes=place.nodes,
+            ranks=environment.ranks_here(launch, place),
+            python=self._options.python,
+            environ=environ,
+            journal=self._journal,
+            said=self._said,
+            maxtext_yml=self._options.bundle.maxtext,
+            pids=lambda: trainers.pids(),  # noqa: PLW0108  they are made below
+            peer=lambda: trainers.peer,
+            report=on_stop,
+            is_ending=lambda: stopping.is_ending,
+            on_diverged=self._diverged.append,
+            on_overflow=self._on_overflow,
+        )
+        monitor = watching.monitor(here)
+        trainers = Trainers(
+            self._options.attempt,
+            console=self._console,
+            journal=self._journal,
+            box=self._box,
+            stopping=stopping,
+            peers=peers,
+            monitor=monitor,
+            on_failure=lambda end: peers.report(judge([end], Asked(launch.steps, launch.checkpointing))),
+            on_stop=on_stop,
+            on_look=self._said.look,
+        )
+        self._ends = trainers.ends
+        return trainers, monitor
+
+    def _judge(self, launch: Launch, trainers: Trainers, number: int | None, peers: Peers) -> Verdict:
+        """The verdict, after what follows from it for the next attempt is done. `number`: of the stop signal."""
+        asked = Asked(launch.steps, launch.checkpointing, self._committed(), number, trainers.why_killed, trainers.stop)
         verdict = blame(judge(trainers.ends, asked), peers.first_failure())
-        if place.node:
+        if self._node:
             return verdict
         with self._disk():
-            return overflow.act(
-                verdict,
-                trainers.ends,
-                launch=launch,
-                run=options.run,
-                attempt=options.attempt,
-                checkpoints=self._checkpoints,
-            )
+            options, folder = self._options, self._checkpoints
+            place: dict[str, Any] = {
+                "launch": launch,
+                "run": options.run,
+                "attempt": options.attempt,
+                "checkpoints": folder,
+            }
+            verdict = overflow.act(verdict, trainers.ends, **place)
+            buffers = next((end.observed.buffers for end in trainers.ends if end.observed.buffers is not None), None)
+            verdict = overflow.act_unreported(verdict, self._overflow, buffers, **place)
+            return rollback.act(verdict, self._diverged[0] if self._diverged else None, **place)
 
-    def _check_node(self, launch: Launch, bundle: Mapping[str, str], peers: Peers) -> None:
-        """Raises WorkerError BAD_NODE (79), and tells the other nodes, when health.py says that this node is not fit."""
-        if launch.node_check is None:
-            return
+    def _on_overflow(self, row: Row) -> None:
+        self._overflow = overflow.seen_in(row, self._factor, self._overflow)
+
+    def _check_node(self, launch: Launch, place: Place, bundle: Mapping[str, str], peers: Peers) -> Verdict | None:
+        """None = train. Raises WorkerError BAD_NODE (79), and tells the other nodes, when this one is not fit.
+
+        Where the check is all that was asked for, what it comes to.
+        """
+        asked = launch.node_check
+        if asked is None:
+            return None
         attempt, output = self._options.attempt, launch.output_directory
         disks = [tempfile.gettempdir(), str(attempt.path), *([output] if output and os.path.isdir(output) else [])]
         words = ["--python", self._options.python, *(word for disk in disks for word in ("--disk", disk))]
         foreign = environment.overridden(os.environ, bundle)
         environ = {name: value for name, value in os.environ.items() if name not in foreign} | dict(bundle)
-        report = checkup.check(launch.node_check, words, environ, self._box, self._journal)
+        report, why_none = checkup.check(asked, words, environ, self._box, self._journal)
         if report is None:
-            return
+            if why_none:
+                follows = "this node is not known to be fit" if asked.only else "training goes on without it"
+                self._journal.say(f"the node check could not be made: {why_none}; {follows}")
+            if not (asked.only and why_none):
+                return None
+            report = fitness.unmade(host_name(), why_none)
+        if asked.only:
+            fitness.add(report, "coordinator", lambda: self._find_coordinator(launch, place))
+        report["start"] = self._start
         path = attempt.health(self._node)
         with self._disk():
             write_json(path, report)
         self._said.file(path, report)
+        if asked.only:
+            wait = fitness.waiting(
+                launch.coordinator_timeout_seconds + asked.timeout_seconds, lambda: bool(self._box.pending)
+            )
+            return fitness.settle(attempt, place.node, place.nodes, report, wait=wait, said=self._said)
         why = checkup.told(report, FAIL)
         if why:
             reason = f"{host_name()}: {why} (found before the start; monitor.node_check=none does not ask)"
             code = Code.BAD_NODE
             peers.report(Verdict(code, outcome_of(code), reason, None, None, None))
             raise WorkerError(code, reason)
+        return None
 
     def _announce(self, launch: Launch, place: Place, bundle: Mapping[str, str]) -> None:
         ranks = environment.ranks_here(launch, place)
@@ -290,7 +379,8 @@ class _Attempt:
     def finish(self, verdict: Verdict) -> None:
         """Writes result.json and the last word."""
         steps = 0 if self._launch is None else self._launch.steps
-        self._journal.say(f"{verdict.outcome.value} ({int(verdict.code)}): {verdict.reason}")
+        said = f"{verdict.outcome.value} ({int(verdict.code)}): {verdict.reason}"
+        self._journal.say(said)
         path = self._options.attempt.result(self._node)
         content = result_content(
             verdict, steps=steps, ends=self._ends, started=self._started, ended=time.time(), start=self._start
@@ -300,21 +390,7 @@ class _Attempt:
         except OSError as error:
             print(f"worker: cannot write {path}: {error}", file=sys.stderr)
         self._said.last_words(self._options.run, path, content)
-
-
-def _fresh_jit_cache(launch: Launch, attempt: AttemptFolder, bundle: Mapping[str, str]) -> Path | None:
-    """An empty folder on this node's disk for NCCL EP's run-time compiles, inside the bundle's own or $TMPDIR.
-
-    Never a fixed one: a SIGTERM during a compile leaves a mark there after which no start succeeds.
-    """
-    if launch.platform != "gpu":
-        return None
-    parent = bundle.get(environment.JIT_CACHE) or tempfile.gettempdir()
-    try:
-        os.makedirs(parent, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f"nccl-ep-jit-{attempt.number}-", dir=parent))
-    except OSError as error:
-        raise WorkerError(
-            Code.BAD_NODE,
-            f"cannot make a folder in {parent} on {host_name()}: {error.strerror}; is its disk full?",
-        ) from error
+        if self._options.start is not None and self._node == 0 and self._launch is not None:
+            # In pods no supervisor is left to tell it.
+            text = f"attempt {self._options.attempt.number} ended: {said}"
+            tell_now(self._launch.policy.webhook, self._options.run.name, text, self._journal.say)

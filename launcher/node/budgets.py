@@ -1,12 +1,12 @@
 """What follows the end of an attempt: another one in this allocation, the queue again, or the end. Pure.
 
-Nothing retries for ever: every decision but a stop is charged to one of three budgets, and none is ever given back.
+Nothing retries for ever: every decision but a stop is charged to one budget, and none is ever given back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Optional
 
@@ -26,45 +26,52 @@ class Action(Enum):
     STOP = "stop"
 
 
-class Charge(Enum):
-    """The budgets, by their names in launch.json's `restarts`."""
+FAILURES, PREEMPTIONS, BAD_NODES, ROLLBACKS = BUDGETS = ("failures", "preemptions", "bad_nodes", "rollbacks")
+"""The budgets, by their names in launch.json's `restarts`."""
 
-    FAILURE = "failures"
-    PREEMPTION = "preemptions"
-    BAD_NODE = "bad_nodes"
+OF_KIND = "kinds."
+"""Before the name of a kind of failure that has a budget of its own."""
+
+STALL, OVERFLOW = "stall", "overflow"
+"""Kinds that an exit code tells; all others are those of the failure table."""
+
+Spent = Mapping[str, int]
+"""What the attempts so far have taken from each budget."""
 
 
-BUDGETS = tuple(charge.value for charge in Charge)
+def setting(charge: str) -> str:
+    """What a user types to change a budget.
 
-SETTINGS = {
-    Charge.FAILURE: "monitor.max_failures",
-    Charge.PREEMPTION: "monitor.max_preemptions",
-    Charge.BAD_NODE: "monitor.max_bad_nodes",
-}
-"""What a user types to change a budget."""
+    >>> setting("failures"), setting("kinds.stall")
+    ('monitor.max_failures', 'monitor.max_of_kind.stall')
+    """
+    kind = charge.removeprefix(OF_KIND)
+    return f"monitor.max_{charge}" if kind == charge else f"monitor.max_of_kind.{kind}"
+
+
+def plus(spent: Spent, charge: Optional[str]) -> dict[str, int]:
+    """One more of a budget; None = of none."""
+    return {**spent, charge: spent.get(charge, 0) + 1} if charge is not None else dict(spent)
 
 
 @dataclass(frozen=True)
 class Budgets:
-    """How often a submission is started again for each cause; pause_seconds: before the first restart."""
+    """How often a submission is started again for each cause; pause_seconds: before the first restart.
+
+    kinds: kinds of failure that are charged to a budget of their own alone.
+    """
 
     failures: int = 3
     preemptions: int = 1000
     bad_nodes: int = 5
+    rollbacks: int = 2
     pause_seconds: float = 10.0
+    kinds: Mapping[str, int] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class Spent:
-    """What the attempts so far have taken from each budget."""
-
-    failures: int = 0
-    preemptions: int = 0
-    bad_nodes: int = 0
-
-    def plus(self, charge: Charge) -> Spent:
-        """One more of a kind."""
-        return replace(self, **{charge.value: getattr(self, charge.value) + 1})
+    def limit(self, charge: str) -> int:
+        """How often that budget may be charged."""
+        kind = charge.removeprefix(OF_KIND)
+        return int(getattr(self, charge)) if kind == charge else self.kinds[kind]
 
 
 @dataclass(frozen=True)
@@ -72,8 +79,8 @@ class Ending:
     """How an attempt ended. code, reason: as in result.json. host: the node that failed first, if one did.
 
     progressed: a newer checkpoint or a later step than any attempt before had. suspects: nodes to do without.
-    cancelled: a person asked for the end. misplaced: these nodes cannot run it, wherever in them it starts.
-    unhealed: buffers overflowed and nobody made them larger.
+    final: why nothing may follow, whatever the budgets allow; "" = something may. kind: of failure, "" = not known.
+    cause: what went wrong, as the reason of a decision has it; "" = the code or the reason says it.
     """
 
     code: int
@@ -81,9 +88,9 @@ class Ending:
     progressed: bool = False
     host: str = ""
     suspects: tuple[str, ...] = ()
-    cancelled: bool = False
-    misplaced: bool = False
-    unhealed: bool = False
+    final: str = ""
+    kind: str = ""
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,8 @@ class Allocation:
     """What the job still has. enough_nodes: without those excluded. seconds_left: of its time limit, None = no end.
 
     least_seconds: those of its end in which no attempt is begun. is_over: the job ended with the attempt, and SLURM has
-    started it anew. are_recreated: the JobSet controller makes all pods anew, wherever there is room.
+    started it anew. are_recreated: the JobSet controller makes all pods anew, wherever there is room. is_machine: it is
+    this machine alone, which nobody takes away and which has no queue.
     """
 
     enough_nodes: bool = True
@@ -100,27 +108,32 @@ class Allocation:
     least_seconds: float = LEAST_SECONDS
     is_over: bool = False
     are_recreated: bool = False
+    is_machine: bool = False
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The next step. exclude: nodes to do without, all that are known. charged: what it was counted as."""
+    """The next step. exclude: nodes to do without, all that are known. charged: which budget pays, None = none."""
 
     action: Action
     reason: str
     pause_seconds: float = 0.0
     exclude: tuple[str, ...] = ()
-    charged: Optional[Charge] = None
+    charged: Optional[str] = None
 
 
-def charge_of(ending: Ending) -> Charge:
+def charge_of(ending: Ending, budgets: Budgets) -> str:
     """Which budget pays. A bad node pays from its own, progress or not: another node is tried each time.
 
     A preemption that brought nothing is a failure: a job whose time is too short for one checkpoint would go on for ever.
     """
     if ending.code == Code.BAD_NODE:
-        return Charge.BAD_NODE
-    return Charge.PREEMPTION if ending.code == Code.PREEMPTED and ending.progressed else Charge.FAILURE
+        return BAD_NODES
+    if ending.code == Code.DIVERGED:
+        return ROLLBACKS
+    if ending.code == Code.PREEMPTED and ending.progressed:
+        return PREEMPTIONS
+    return f"{OF_KIND}{ending.kind}" if ending.kind in budgets.kinds else FAILURES
 
 
 def decide(
@@ -130,18 +143,19 @@ def decide(
     exclude = tuple(sorted({*excluded, *ending.suspects}))
     if ending.code == Code.FINISHED:
         return Decision(Action.STOP, ending.reason, exclude=exclude)
-    final = _why_final(ending)
+    final = ending.final or ("no retry helps" if ending.code == Code.CONFIG_REFUSED else "")
     if final:
         return Decision(Action.STOP, f"{final}: {ending.reason}", exclude=exclude)
-    charge = charge_of(ending)
-    now, limit = getattr(spent.plus(charge), charge.value), getattr(budgets, charge.value)
+    charge = charge_of(ending, budgets)
+    now, limit = plus(spent, charge)[charge], budgets.limit(charge)
+    name = charge.removeprefix(OF_KIND).replace("_", " ")
+    cause = f"; {ending.cause}" if ending.cause else ""
     if now > limit:
-        why = f"{charge.value.replace('_', ' ')}: {now} of {limit} allowed ({SETTINGS[charge]}), no further start"
+        why = f"{name}: {now} of {limit} allowed ({setting(charge)}), no further start{cause}"
         return Decision(Action.STOP, f"{why}; {ending.reason}", exclude=exclude, charged=charge)
     pause = pause_before(now, budgets)
     action, why = _way(ending, allocation, pause)
-    count = f"{charge.value.replace('_', ' ')}: {now} of {limit}"
-    reason = f"{why} ({count}): {ending.reason}"
+    reason = f"{why} ({name}: {now} of {limit}{cause}): {ending.reason}"
     return Decision(action, reason, pause if action is Action.RESTART else 0.0, exclude, charge)
 
 
@@ -154,20 +168,14 @@ def pause_before(number: int, budgets: Budgets) -> float:
     return min(PAUSE_LIMIT, budgets.pause_seconds * 2.0 ** min(number - 1, 30))
 
 
-def _why_final(ending: Ending) -> str:
-    if ending.cancelled:
-        return "a person asked for the end"
-    if ending.code == Code.CONFIG_REFUSED:
-        return "no retry helps"
-    if ending.unhealed:
-        return "a larger ragged_buffer_factor is left to a person (monitor.overflow=stop)"
-    return "these nodes cannot run it" if ending.misplaced else ""
-
-
 def _way(ending: Ending, allocation: Allocation, pause: float) -> tuple[Action, str]:
     left = allocation.seconds_left
     if allocation.are_recreated:
         return Action.RESTART, "once more in new pods"
+    if allocation.is_machine:
+        if allocation.enough_nodes:
+            return Action.RESTART, "once more on this machine"
+        return Action.STOP, "there is no machine but this one"
     if ending.code == Code.PREEMPTED:
         why = "its time or place was taken"
     elif allocation.is_over:

@@ -114,7 +114,7 @@ def _by_node_0(facts: Facts) -> Optional[End]:
     if own is None or "code" not in own:
         return None
     code, reason = int(own["code"]), str(own.get("reason", ""))
-    if code in (Code.FINISHED, Code.OVERFLOW, Code.CONFIG_REFUSED):
+    if code in (Code.FINISHED, Code.OVERFLOW, Code.DIVERGED, Code.CONFIG_REFUSED):
         return End(code, reason)
     if facts.failure is not None:
         return _by_failure(facts)

@@ -5,8 +5,9 @@ The table itself is data (launcher/data/failures.toml); here is only how it is a
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .clock import Clock
@@ -110,8 +111,9 @@ class _Table:
 def recognise(tails: Sequence[Tail], signatures: Sequence[Signature]) -> Finding | None:
     """The first failure of an attempt; None when no log holds a line.
 
-    Failures count before what they bring about on other ranks; of two the one that was logged first does. Lines without a
-    stamp take the time of the stamp before them; without any, the order of `tails` decides.
+    Failures count before what they bring about on other ranks, those that the table does not know included; of two the one
+    that was logged first does. Lines without a stamp take the time of the stamp before them; without any, the order of
+    `tails` decides.
     """
     tables = {place: _Table(signatures, place) for place in PLACES}
     best: tuple[tuple[bool, float, int], Finding] | None = None
@@ -122,7 +124,20 @@ def recognise(tails: Sequence[Tail], signatures: Sequence[Signature]) -> Finding
             key = (finding.signature.consequence, when, order)
             if best is None or key < best[0]:
                 best = (key, finding)
-    return best[1] if best is not None else _telling(tails)
+    if best is None:
+        return _telling(tails)
+    is_consequence = best[1].signature is not None and best[1].signature.consequence
+    return (_unknown(tails, tables["rank"]) if is_consequence else None) or best[1]
+
+
+def _unknown(tails: Sequence[Tail], table: _Table) -> Finding | None:
+    """An exception of a rank that comes before all in its log that the table knows, so before any consequence there."""
+    for tail in tails:
+        if tail.place == "rank":
+            seen = _observed(itertools.takewhile(lambda line: table.row(line) is None, tail.lines))
+            if seen.failure is not None:
+                return Finding(None, tail.who, _short(seen.failure))
+    return None
 
 
 def _findings(tail: Tail, table: _Table) -> list[Finding]:
@@ -156,14 +171,19 @@ def _telling(tails: Sequence[Tail]) -> Finding | None:
     ordered = sorted(tails, key=lambda tail: PLACES.index(tail.place))
     last = None
     for tail in ordered:
-        seen = Observed()
-        for line in tail.lines:
-            seen.feed(line)
+        seen = _observed(tail.lines)
         if seen.failure is not None:
             return Finding(None, tail.who, _short(seen.failure))
         if last is None and seen.error is not None:
             last = Finding(None, tail.who, _short(seen.error))
     return last
+
+
+def _observed(lines: Iterable[str]) -> Observed:
+    seen = Observed()
+    for line in lines:
+        seen.feed(line)
+    return seen
 
 
 def _short(line: str) -> str:

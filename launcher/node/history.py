@@ -1,20 +1,22 @@
 """What the attempts of a submission have used up and brought, kept in their folders: the supervisor itself is killed often.
 
 decision.json: {"action": "restart|requeue|stop", "reason": one line, "pause_seconds", "exclude": [nodes], "at": Unix seconds,
-"charged": the budget or null, "host": the node that failed first or "", "spent": {budget: used so far}}.
+"charged": the budget or null, "host": the node that failed first or "", "spent": {budget: used so far}, "cause": null, or
+{"name": of the failure table or "" for an unknown failure, "kind", "action", "cause", "who", "line"}}.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
-from .budgets import Action, Charge, Decision, Ending, Spent
+from .budgets import BUDGETS, Action, Decision, Spent, plus
 from .codes import outcome_of
 from .ending import End, read_object, srun_log
+from .failures import Finding
 from .layout import AttemptFolder, RunFolder
 from .record import write_json
 
@@ -44,7 +46,7 @@ class Past:
     checkpoint, step: the best of all attempts of the run, -1 before the first.
     """
 
-    spent: Spent = field(default_factory=Spent)
+    spent: Spent = field(default_factory=dict)
     excluded: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     checkpoint: int = -1
@@ -71,8 +73,7 @@ def read_past(run: RunFolder, first: int, before: int) -> Past:
         decision = read_object(decision_file(attempt))
         if number < first or decision is None:
             continue
-        if decision.get("charged") is not None:
-            past = replace(past, spent=past.spent.plus(Charge(decision["charged"])))
+        past = replace(past, spent=plus(past.spent, decision.get("charged")))
         host = str(decision.get("host") or "")
         past = replace(
             past,
@@ -86,25 +87,14 @@ def _whole(value: Any) -> int:
     return value if isinstance(value, int) else -1
 
 
-def ending_of(
-    end: End,
-    past: Past,
-    *,
-    progressed: bool,
-    cancelled: bool = False,
-    misplaced: bool = False,
-    unhealed: bool = False,
-) -> Ending:
-    """An end as the budgets see it: a node whose process failed first twice is suspect even if the code does not say so."""
-    suspects = end.suspects
-    if end.host and end.host in past.hosts and end.host not in suspects:
-        suspects = (*suspects, end.host)
-    return Ending(end.code, end.reason, progressed, end.host, suspects, cancelled, misplaced, unhealed)
-
-
-def write_decision(attempt: AttemptFolder, decision: Decision, host: str, spent: Spent) -> None:
-    """decision.json; `spent`: by the attempts before."""
-    spent = spent.plus(decision.charged) if decision.charged is not None else spent
+def write_decision(
+    attempt: AttemptFolder,
+    decision: Decision,
+    host: str,
+    spent: Spent,
+    cause: Union[Finding, Mapping[str, Any], None] = None,
+) -> None:
+    """decision.json. host: the node that failed first. spent: by the attempts before. cause: found, or as it was written."""
     write_json(
         decision_file(attempt),
         {
@@ -113,11 +103,18 @@ def write_decision(attempt: AttemptFolder, decision: Decision, host: str, spent:
             "pause_seconds": decision.pause_seconds,
             "exclude": list(decision.exclude),
             "at": time.time(),
-            "charged": decision.charged.value if decision.charged is not None else None,
+            "charged": decision.charged,
             "host": host,
-            "spent": asdict(spent),
+            "spent": {**dict.fromkeys(BUDGETS, 0), **plus(spent, decision.charged)},
+            "cause": _cause(cause) if isinstance(cause, Finding) else cause,
         },
     )
+
+
+def _cause(found: Finding) -> dict[str, str]:
+    row = found.signature
+    words = {} if row is None else {"name": row.name, "kind": row.kind, "action": row.action, "cause": row.cause}
+    return {**dict.fromkeys(("name", "kind", "action", "cause"), ""), **words, "who": found.who, "line": found.line}
 
 
 def last_stop(run: RunFolder, numbers: Sequence[int]) -> Optional[tuple[int, dict[str, Any]]]:

@@ -34,10 +34,11 @@ class Container:
 
 @dataclass(frozen=True)
 class NodeCheck:
-    """What health.py is asked before the trainers start, and how long it gets."""
+    """What health.py is asked before the trainers start, and how long it gets. only: none is started after it."""
 
     words: tuple[str, ...]
     timeout_seconds: float
+    only: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Launch:
     overflow: of the MoE receive buffers: "act" = enlarge them for the next attempt; "warn" = start again as it was; "stop" =
     leave it to a person. policy: what else is watched.
     node_check: None = the trainers start unasked.
+    largest_factor: ragged_buffer_factor that fits the GPU by the plan; -1 = all fit, None = not known. data_seed: MaxText's
+    data_shuffle_seed, None = no other seed would bring other data.
     For the supervisor alone: restarts; nodes_per_domain and expert_nodes, which must share an NVLink domain; srun, its
     first words; container, None = the node's own files.
     """
@@ -80,6 +83,8 @@ class Launch:
     overflow: str = STOP
     node_check: NodeCheck | None = None
     policy: Policy = field(default_factory=Policy)
+    largest_factor: float | None = None
+    data_seed: int | None = None
 
     @property
     def processes(self) -> int:
@@ -149,7 +154,7 @@ def _word(data: dict[str, Any], key: str, path: Path) -> str:
 
 def _policy(data: dict[str, Any], path: Path) -> Policy:
     found: dict[str, Any] = {key: _word(data, key, path) for key in WORDS if key in data}
-    for key in ("stall_seconds", "first_step_seconds", "prometheus_port"):
+    for key in ("stall_seconds", "first_step_seconds", "metrics_port"):
         if data.get(key) is not None:
             found[key] = _value(data, key, (int, float), "a number >= 1", 1, path=path)
     if data.get("webhook") is not None:
@@ -173,9 +178,9 @@ def _optional(data: dict[str, Any], path: Path) -> dict[str, Any]:
     for key in ("nodes_per_domain", "expert_nodes"):
         if key in data:
             found[key] = number(data, key, 1)
-    for key in ("numa", "signal_seconds"):
+    for key, least in (("numa", 1), ("signal_seconds", 0), ("data_seed", 0), ("largest_factor", -1)):
         if data.get(key) is not None:
-            found[key] = number(data, key, 1 if key == "numa" else 0)
+            found[key] = number(data, key, least, (int, float) if key == "largest_factor" else int)
     if "overflow" in data:
         found["overflow"] = _word(data, "overflow", path)
     if "monitor" in data:
@@ -184,14 +189,19 @@ def _optional(data: dict[str, Any], path: Path) -> dict[str, Any]:
         )
     if data.get("node_check") is not None:
         check = _value(data, "node_check", dict, "an object with words and timeout_seconds, or null", None, path=path)
-        found["node_check"] = NodeCheck(texts(check, "words"), number(check, "timeout_seconds", 1, (int, float)))
+        seconds = number(check, "timeout_seconds", 1, (int, float))
+        only = "only" in check and _value(check, "only", bool, "true or false", None, path=path)
+        found["node_check"] = NodeCheck(texts(check, "words"), seconds, only)
     if "srun" in data:
         found["srun"] = texts(data, "srun")
     if "restarts" in data:
         restarts = _value(data, "restarts", dict, "an object of numbers", None, path=path)
-        limits = {key: number(restarts, key, 0) for key in BUDGETS if key in restarts}
+        limits: dict[str, Any] = {key: number(restarts, key, 0) for key in BUDGETS if key in restarts}
         if "pause_seconds" in restarts:
             limits["pause_seconds"] = number(restarts, "pause_seconds", 0, (int, float))
+        if "kinds" in restarts:
+            kinds = _value(restarts, "kinds", dict, "an object of numbers", None, path=path)
+            limits["kinds"] = {kind: number(kinds, kind, 0) for kind in kinds}
         found["restarts"] = Budgets(**limits)
     if data.get("container") is not None:
         container = _value(data, "container", dict, "an object with an image, or null", None, path=path)

@@ -33,6 +33,11 @@ class BundleFolder:
         return self.path / "launch.json"
 
     @property
+    def failures(self) -> Path:
+        """What failed attempts die of, and what is done about it (causes.py)."""
+        return self.path / "failures.json"
+
+    @property
     def experiment(self) -> Path:
         """The composed experiment."""
         return self.path / "experiment.yaml"
@@ -46,6 +51,11 @@ class BundleFolder:
     def worker(self) -> Path:
         """The worker's entry point."""
         return self.path / "node" / "worker.py"
+
+    @property
+    def supervisor(self) -> Path:
+        """The supervisor's entry point."""
+        return self.path / "node" / "supervisor.py"
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,11 @@ class AttemptFolder:
         """Which node failed first, in an attempt of several nodes; absent while none has."""
         return self.path / "failure.json"
 
+    @property
+    def supervisor(self) -> Path:
+        """On one machine: which process starts this attempt's worker, and will start the next one."""
+        return self.path / "supervisor.json"
+
     def started(self, node: int = 0) -> Path:
         """What the worker of `node` wrote when it began."""
         return self.path / ("attempt.json" if node == 0 else f"attempt-node{node}.json")
@@ -80,6 +95,18 @@ class AttemptFolder:
     def health(self, node: int = 0) -> Path:
         """What health.py said of `node` before the trainers started; absent where it was not asked."""
         return self.path / f"health-node{node}.json"
+
+    def flight(self, node: int = 0) -> Path:
+        """The folder of what was gathered on `node` when no step came any more; absent where none was missed."""
+        return self.path / "flight" / f"node{node}"
+
+    def flight_summary(self, node: int = 0) -> Path:
+        """What flight.py makes of it, in short."""
+        return self.path / f"flight-node{node}.json"
+
+    def pace(self, node: int = 0) -> Path:
+        """How fast the GPUs of `node` ran, sampled now and then; absent where there are none."""
+        return self.path / f"pace-node{node}.json"
 
     def rank_log(self, rank: int) -> Path:
         """All that process `rank` printed."""
@@ -130,6 +157,11 @@ class RunFolder:
     def table(self) -> Path:
         """The metrics table (table.py), made from the logs by whoever reads them; it can be removed at any time."""
         return self.path / "table.sqlite"
+
+    @property
+    def supervisor_log(self) -> Path:
+        """The words of the supervisor on one machine, of all submissions; on SLURM the job's log has them."""
+        return self.path / "supervisor.log"
 
     @property
     def compile_cache(self) -> Path:

@@ -20,21 +20,22 @@ class Stop(NamedTuple):
 
 
 class Watcher(Protocol):
-    """One thing that is watched. Both are called by the thread that reads the trainers' output: they must be quick."""
+    """One thing that is watched. All is called by the thread that reads the trainers' output: it must be quick."""
 
     def line(self, rank: int, text: str, now: float) -> None:
         """One line of a rank, without its newline; `now`: seconds of the monotonic clock."""
 
     def look(self, now: float) -> Optional[Stop]:
-        """Called a few times a second while trainers run; a Stop ends the attempt."""
+        """Called a few times a second while trainers run, also while they end; a Stop ends the attempt."""
+
+    def close(self) -> None:
+        """Called once when no trainer runs any more: what was opened or started is to go."""
 
 
 class Monitor:
     """All watchers of this node as one."""
 
     def __init__(self, watchers: Sequence[Watcher] = ()) -> None:
-        self.stop: Optional[Stop] = None
-        """The first that was asked for."""
         self._watchers = tuple(watchers)
 
     def line(self, rank: int, text: str, now: float) -> None:
@@ -43,10 +44,11 @@ class Monitor:
             watcher.line(rank, text, now)
 
     def look(self, now: float) -> Optional[Stop]:
-        """The first Stop that any of them asks for; from then on none is asked any more."""
-        if self.stop is None:
-            for watcher in self._watchers:
-                self.stop = watcher.look(now)
-                if self.stop is not None:
-                    return self.stop
-        return None
+        """Asks all; the first Stop that any of them asks for."""
+        stops = [watcher.look(now) for watcher in self._watchers]
+        return next((stop for stop in stops if stop is not None), None)
+
+    def close(self) -> None:
+        """Ends all."""
+        for watcher in self._watchers:
+            watcher.close()

@@ -14,18 +14,25 @@ from pathlib import Path
 from typing import Any, Optional
 
 from . import history
-from .budgets import Action, Allocation, Decision, decide
+from .budgets import Action, Allocation
+from .causes import read_table
 from .codes import Code, refused
 from .ending import End, Facts, by_words, last_step, newest_checkpoint, read_facts, read_object, unsaid
+from .following import Say, Submission, follow
 from .launch import Launch
-from .layout import AttemptFolder, RunFolder
+from .layout import AttemptFolder, BundleFolder, RunFolder
 from .place import whole_number
-from .policy import STOP
 from .speech import ADJUST, Speaker
 
 FIRST, RESTART, UID = "LAUNCHER_FIRST_ATTEMPT", "LAUNCHER_RESTART", "LAUNCHER_JOBSET_UID"
 TOLD_ATTEMPTS = 100  # the newest whose records are repeated at each start
-_EXPLAINED = (Code.FINISHED, Code.OVERFLOW, Code.CONFIG_REFUSED, Code.BAD_NODE)  # whoever fell silent over it
+_EXPLAINED = (
+    Code.FINISHED,
+    Code.OVERFLOW,
+    Code.DIVERGED,
+    Code.CONFIG_REFUSED,
+    Code.BAD_NODE,
+)  # whoever fell silent over it
 _CURE = "the pod template sets it from the JobSet's labels and annotations; render the bundle again"
 
 
@@ -96,15 +103,18 @@ def tell(run: RunFolder, numbers: Sequence[int], speaker: Speaker) -> None:
         speaker.say(None, ADJUST, adjusted)
 
 
-def settle_past(run: RunFolder, launch: Launch, start: Start, checkpoints: Optional[Path]) -> None:
+def settle_past(
+    run: RunFolder, bundle: BundleFolder, launch: Launch, start: Start, *, checkpoints: Optional[Path], say: Say
+) -> None:
     """Judges the attempts since the first that nobody has judged; refuses (78) when they have used up a budget."""
+    submission = Submission(run, launch, start.first, read_table(bundle.failures))
     for number in range(start.first, start.attempt):
         attempt = run.attempt(number)
         facts = _facts(attempt, start.name_of(number))
         decision = read_object(history.decision_file(attempt))
         if decision is None or not (facts.started or facts.results):
             attempt.path.mkdir(parents=True, exist_ok=True)
-            _settle(run, facts, launch, start, number, checkpoints=checkpoints)
+            _settle(submission, attempt, facts, newest_checkpoint(checkpoints), name=start.name_of(number), say=say)
             decision = read_object(history.decision_file(attempt)) or {}
         code = (facts.results.get(0) or {}).get("code")
         if decision.get("action") == Action.STOP.value and code != Code.FINISHED:
@@ -130,35 +140,21 @@ def _facts(attempt: AttemptFolder, name: str) -> Facts:
 
 
 def _settle(
-    run: RunFolder, facts: Facts, launch: Launch, start: Start, number: int, *, checkpoints: Optional[Path]
+    submission: Submission, attempt: AttemptFolder, facts: Facts, checkpoint: Optional[int], *, name: str, say: Say
 ) -> None:
-    """Writes result.json, where there is none, and decision.json of one attempt that is over."""
-    attempt = run.attempt(number)
-    end = end_of(facts, newest_checkpoint(checkpoints))
-    past = history.read_past(run, start.first, number)
+    """Writes result.json, where there is none, and decision.json of one attempt that is over. name: its start's."""
+    end = end_of(facts, checkpoint)
     if 0 not in facts.results:
         history.write_missing_result(
             attempt,
             end,
-            steps=launch.steps,
+            steps=submission.launch.steps,
             step=last_step(attempt) if facts.started else None,
-            checkpoint=newest_checkpoint(checkpoints),
+            checkpoint=checkpoint,
             started=float(facts.started.get(0, {}).get("started") or time.time()),
-            start=start.name_of(number),
+            start=name,
         )
-    history.write_decision(attempt, _decision(attempt, end, past, launch), end.host, past.spent)
-
-
-def _decision(attempt: AttemptFolder, end: End, past: history.Past, launch: Launch) -> Decision:
-    result = read_object(attempt.result()) or {}
-    ending = history.ending_of(
-        end,
-        past,
-        progressed=past.progressed(result.get("checkpoint"), result.get("last_step")),
-        unhealed=end.code == Code.OVERFLOW and launch.overflow == STOP,
-    )
-    decision = decide(ending, past.spent, launch.restarts, Allocation(are_recreated=True), past.excluded)
-    return replace(decision, pause_seconds=0.0)  # the controller has made the new pods already
+    follow(submission, attempt, facts, end, Allocation(are_recreated=True), suffice=lambda _: True, say=say)
 
 
 def end_of(facts: Facts, checkpoint: Optional[int]) -> End:

@@ -29,7 +29,7 @@ class Policy:
     """launch.json's `monitor`. The words are WORDS's; what a bundle does not say is as mild as can be.
 
     stall_seconds: between two steps, None = from what was seen. first_step_seconds: from the start to the first step.
-    prometheus_port: None = no endpoint. webhook: the name of the environment variable that holds the URL, None = none.
+    metrics_port: None = no endpoint. webhook: the name of the environment variable that holds the URL, None = none.
     """
 
     nan: str = STOP
@@ -40,5 +40,5 @@ class Policy:
     straggler: str = WARN
     stall_seconds: Optional[float] = None
     first_step_seconds: float = 3600.0
-    prometheus_port: Optional[int] = None
+    metrics_port: Optional[int] = None
     webhook: Optional[str] = None

@@ -25,6 +25,11 @@ class Said:
         self._steps: Optional[list[int]] = None
         self._looked: Optional[float] = None
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether this worker is in a pod, and tells its records."""
+        return self._speaker.is_heard
+
     def file(self, path: Path, content: dict[str, Any]) -> None:
         """Says one of the attempt's files."""
         self._speaker.say(self._attempt.number, path.name, content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,7 @@ def metrics(data: bytes) -> list[dict[str, Any]]:
             entry = json.loads(raw)
         except ValueError:
             continue
-        if isinstance(entry, dict) and isinstance(entry.get("step"), (int, float)):
+        step = entry.get("step") if isinstance(entry, dict) else None
+        if isinstance(step, (int, float)) and math.isfinite(step):
             found.append(entry)
     return found

@@ -25,7 +25,7 @@ ADJUST = "adjust.json"
 STEPS_LIMIT = 500  # the newest that are said: a container runtime cuts lines at 16 KiB
 
 _FILES = re.compile(
-    r"attempt(?:-node[0-9]{1,6})?\.json|result\.json|node[0-9]{1,6}\.json|failure\.json|health-node[0-9]{1,6}\.json|decision\.json|checkpoints\.json"
+    r"attempt(?:-node[0-9]{1,6})?\.json|result\.json|node[0-9]{1,6}\.json|failure\.json|(?:health|flight|pace)-node[0-9]{1,6}\.json|decision\.json|checkpoints\.json"
 )
 _LABEL = re.compile(r"\[([0-9]{1,7}|worker)\] (.*)", re.DOTALL)
 

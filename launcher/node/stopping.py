@@ -14,6 +14,7 @@ _AGAIN = (signal.SIGTERM, signal.SIGINT)
 
 DEAF_GRACE = 5.0  # seconds until SIGKILL when MaxText saves nothing and ignores SIGTERM
 FAILURE_GRACE = 10.0  # seconds for the other ranks to print the same error (an overflow is raised on all)
+STALL_GRACE = 120.0  # seconds for evidence of a stall that another node saw: twice what it may take (flight.py)
 EXIT_GRACE = 300.0  # seconds from the first return code 0 to the last: JAX's own shutdown barrier waits so long
 SAME_REQUEST = 1.0  # seconds in which a second signal is an echo (SLURM signals the step and srun forwards it too)
 
@@ -34,6 +35,8 @@ class Stopping:
         self.checkpointing = checkpointing
         self.signal: int | None = None  # the first stop signal
         self.why = ""  # of the deadline
+        self.is_ending = False
+        """Whether something has begun that ends the training: a stop signal, or a rank, here or elsewhere, that ended."""
         self._deadline: float | None = None
         self._first_again: float | None = None
 
@@ -67,6 +70,11 @@ class Stopping:
         """Whether the trainers that still live must be killed now."""
         return self._deadline is not None and now >= self._deadline
 
-    def _set(self, deadline: float, why: str) -> None:
+    def on_peer_stall(self, node: int, now: float) -> None:
+        """Takes in that another node saw a stall: this one gathers evidence too, and its own watcher then ends it."""
+        self._set(now + STALL_GRACE, f"killed {STALL_GRACE:g} s after node {node} saw a stall", is_ending=False)
+
+    def _set(self, deadline: float, why: str, *, is_ending: bool = True) -> None:
+        self.is_ending = self.is_ending or is_ending
         if self._deadline is None or deadline < self._deadline:
             self._deadline, self.why = deadline, why

@@ -1,5 +1,7 @@
 """The supervisor: runs on the first node of a SLURM job, starts each attempt as one srun step, and says what follows.
 
+On one machine without SLURM it is alone.py's.
+
 It is killed as often as its job is queued again, so all it must know lies in the attempts' folders. One thread.
 """
 
@@ -14,15 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
-from . import environment, history, image, job, step
-from .budgets import LEAST_SECONDS, Action, Allocation, Decision, Spent, decide
+from . import alone, history, image, job, step
+from .budgets import LEAST_SECONDS, Action, Allocation, Decision
+from .causes import read_table
 from .codes import Code, WorkerError
-from .ending import End, is_late, judge, last_step, newest_checkpoint, read_facts, read_object, srun_log, unsaid
-from .launch import Launch, read_adjustments, read_launch
-from .layout import AttemptFolder, checkpoints_folder
+from .ending import End, Facts, is_late, judge, newest_checkpoint, read_facts, read_object, srun_log, unsaid
+from .following import Submission, change, follow, record
+from .launch import read_launch
+from .layout import AttemptFolder
 from .placing import Nodes
-from .policy import STOP
-from .submission import Options, read_options
+from .submission import Options, read_options, say
 
 CONTROLLER_SECONDS = 3600.0  # that the controller may be away while an attempt's end is judged
 _KILLED_SOON = 600.0  # seconds in which SLURM ends a job that it has put back in the queue
@@ -32,23 +35,20 @@ _LOOK_SECONDS = 1.0  # between two looks for a person's wish
 _TICK = 0.2
 
 
-def say(text: str) -> None:
-    """One line in the job's log, with the time (UTC)."""
-    print(f"[supervisor] {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}", flush=True)
-
-
 def main(argv: Sequence[str]) -> int:
     """Runs the job to its end; returns the exit code of the last attempt (codes.py)."""
     options = None
     try:
         options = read_options(argv, os.environ)
-        launch = read_launch(options.bundle.launch)
+        launch, table = read_launch(options.bundle.launch), read_table(options.bundle.failures)
+        submission = Submission(options.run, launch, options.first, table)
         for folder in (options.run.attempts, options.run.compile_cache):
             folder.mkdir(parents=True, exist_ok=True)
+        if options.python is not None:
+            return alone.Alone(options, submission).run()
         if options.job != os.environ["SLURM_JOB_ID"]:
             say(f"task {options.job} of its array, with a number of its own: {os.environ['SLURM_JOB_ID']}")
-        supervisor = _Supervisor(options, launch)
-        return supervisor.run()
+        return _Supervisor(options, submission).run()
     except WorkerError as error:
         say(str(error))
         if options is not None:
@@ -59,6 +59,10 @@ def main(argv: Sequence[str]) -> int:
         if options is not None:
             _leave_word(options, End(int(Code.BAD_NODE), f"SLURM does not answer: {error}"))
         return int(Code.BAD_NODE)
+    except OSError as error:  # as likely the disk on which a word would be left
+        name = "RUN" if options is None else options.run.name
+        say(f"cannot go on: {error}; is the disk full? When it is not: python -m launcher resume {name}")
+        return int(Code.BAD_NODE)
 
 
 def _leave_word(options: Options, end: End) -> None:
@@ -67,17 +71,18 @@ def _leave_word(options: Options, end: End) -> None:
     if not attempt.result().exists():
         attempt.path.mkdir(parents=True, exist_ok=True)
         history.write_missing_result(attempt, end, steps=0, step=None, checkpoint=None, started=time.time())
-        history.write_decision(attempt, Decision(Action.STOP, end.reason), "", Spent())
+        history.write_decision(attempt, Decision(Action.STOP, end.reason), "", {})
 
 
 class _Supervisor:
-    def __init__(self, options: Options, launch: Launch) -> None:
-        self._options, self._launch = options, launch
+    def __init__(self, options: Options, submission: Submission) -> None:
+        self._options, self._submission, self._launch = options, submission, submission.launch
         self._run = options.run
-        self._nodes = Nodes(job.hostnames(options.nodelist), launch)
+        self._nodes = Nodes(job.hostnames(options.nodelist), self._launch)
         self._job = job.show_patiently(options.job, CONTROLLER_SECONDS)
         self._planned = self._job.end  # by its time limit, Unix seconds
         self._step: Optional[step.Step] = None
+        self._hosts: Sequence[str] = ()  # of the newest step
         self._terminated = False
         self._was_over = self._is_requeued = False
         self._forwarded = False
@@ -109,9 +114,8 @@ class _Supervisor:
             if end.code != Code.FINISHED and self._is_ended_by_slurm():
                 say(f"attempt {number}: {end.reason}; SLURM ends this job")
                 return end.code
-            self._record(attempt, end, started)
+            record(self._submission, attempt, end, started)
             decision = self._decide(attempt, end, misplaced)
-            say(f"attempt {number}: {decision.action.value}: {decision.reason}")
             if decision.action is Action.REQUEUE:
                 decision = self._requeue(attempt, decision)
             if decision.action is Action.STOP:
@@ -139,7 +143,7 @@ class _Supervisor:
                 self._settle(attempt)
         stop = history.last_stop(self._run, numbers)
         if stop is None:
-            if not history.is_cancelled(self._run, self._options.first):
+            if not self._submission.is_cancelled:
                 return None
             say("a person asked for the end (cancel.json): nothing is started")
             return int(Code.PREEMPTED)
@@ -152,24 +156,21 @@ class _Supervisor:
 
     def _settle(self, attempt: AttemptFolder) -> None:
         """Writes what an attempt left open that ended together with its job."""
-        result = read_object(attempt.result())
-        if result is None:
-            checkpoint = newest_checkpoint(self._checkpoints())
+        facts = read_facts(attempt)
+        end = judge(facts)
+        if read_object(attempt.result()) is None:
+            checkpoint = newest_checkpoint(self._submission.checkpoints())
             end = unsaid("ended together with its job (a lost node, preemption, scontrol requeue)", checkpoint)
-            facts = read_facts(attempt)
-            self._record(attempt, end, float(facts.started.get(0, {}).get("started") or time.time()))
-        else:
-            end = judge(read_facts(attempt))
-        decision = self._judged(attempt, end, Allocation(is_over=True))
-        self._write(attempt, decision, end)
-        say(f"attempt {attempt.number}: {decision.action.value}: {decision.reason}")
+            began = float(facts.started.get(0, {}).get("started") or time.time())
+            record(self._submission, attempt, end, began)
+        self._followed(attempt, facts, end, Allocation(is_over=True))
 
     # ---- one attempt ----
 
     def _attempt(self, attempt: AttemptFolder) -> tuple[End, bool]:
         """Runs one attempt. How it ended, and whether this allocation can never run it."""
-        past = history.read_past(self._run, self._options.first, attempt.number)
-        self._forwarded = False
+        past = self._submission.past(attempt)
+        self._forwarded, self._hosts = False, ()
         end = self._nodes.ask(self._options.bundle, attempt, self._tick)
         if end is not None:
             return end, False
@@ -185,6 +186,7 @@ class _Supervisor:
             return end, False
         argv = step.words(self._launch, self._options.bundle, self._run, attempt.number, hosts)
         say(f"attempt {attempt.number} on {len(hosts)} node(s)")
+        self._hosts = hosts
         began = time.monotonic()
         while True:
             self._step = step.Step(argv, srun_log(attempt))
@@ -239,7 +241,7 @@ class _Supervisor:
         Whether the budgets allow another attempt is judged at the next start, which finds this one without a decision.
         """
         is_limit = self._planned is not None and time.time() >= self._planned
-        if is_limit and self._job.may_requeue and not history.is_cancelled(self._run, self._options.first):
+        if is_limit and self._job.may_requeue and not self._submission.is_cancelled:
             with contextlib.suppress(job.NoAnswer):
                 job.requeue(self._options.job, (), "")
                 self._is_requeued = True
@@ -251,23 +253,7 @@ class _Supervisor:
         if now - self._looked < _LOOK_SECONDS:
             return False
         self._looked = now
-        return history.is_cancelled(self._run, self._options.first)
-
-    def _record(self, attempt: AttemptFolder, end: End, started: float) -> None:
-        if read_object(attempt.result()) is None:
-            history.write_missing_result(
-                attempt,
-                end,
-                steps=self._launch.steps,
-                step=last_step(attempt),
-                checkpoint=newest_checkpoint(self._checkpoints()),
-                started=started,
-            )
-
-    def _checkpoints(self) -> Optional[Path]:
-        keys = environment.maxtext_keys(self._run, self._launch, read_adjustments(self._run.adjust))
-        output = str(keys["base_output_directory"])
-        return None if "://" in output else checkpoints_folder(Path(output), str(keys["run_name"]))
+        return self._submission.is_cancelled
 
     # ---- what follows ----
 
@@ -280,36 +266,19 @@ class _Supervisor:
 
     def _decide(self, attempt: AttemptFolder, end: End, misplaced: bool) -> Decision:
         """The decision, written down."""
-        past = history.read_past(self._run, self._options.first, attempt.number)
-        left = None if self._planned is None else self._planned - time.time()
         allocation = Allocation(
-            self._nodes.suffice({*past.excluded, *end.suspects}),
-            left,
-            self._job.may_requeue,
-            LEAST_SECONDS if self._launch.signal_seconds is None else self._launch.signal_seconds,
+            seconds_left=None if self._planned is None else self._planned - time.time(),
+            may_requeue=self._job.may_requeue,
+            least_seconds=LEAST_SECONDS if self._launch.signal_seconds is None else self._launch.signal_seconds,
         )
-        decision = self._judged(attempt, end, allocation, misplaced)
-        self._write(attempt, decision, end)
-        return decision
+        why = "these nodes cannot run it" if misplaced else ""
+        return self._followed(attempt, read_facts(attempt, self._hosts), end, allocation, why)
 
-    def _judged(self, attempt: AttemptFolder, end: End, allocation: Allocation, misplaced: bool = False) -> Decision:
-        past = history.read_past(self._run, self._options.first, attempt.number)
-        result = read_object(attempt.result()) or {}
-        ending = history.ending_of(
-            end,
-            past,
-            progressed=past.progressed(result.get("checkpoint"), result.get("last_step")),
-            cancelled=history.is_cancelled(self._run, self._options.first),
-            misplaced=misplaced,
-            unhealed=end.code == Code.OVERFLOW and self._launch.overflow == STOP,
-        )
-        if ending.suspects and not self._nodes.suffice({*past.excluded, *ending.suspects}):
-            allocation = replace(allocation, enough_nodes=False)
-        return decide(ending, past.spent, self._launch.restarts, allocation, past.excluded)
-
-    def _write(self, attempt: AttemptFolder, decision: Decision, end: End) -> None:
-        past = history.read_past(self._run, self._options.first, attempt.number)
-        history.write_decision(attempt, decision, end.host, past.spent)
+    def _followed(
+        self, attempt: AttemptFolder, facts: Facts, end: End, allocation: Allocation, final: str = ""
+    ) -> Decision:
+        suffice = self._nodes.suffice
+        return follow(self._submission, attempt, facts, end, allocation, suffice=suffice, say=say, final=final)
 
     def _requeue(self, attempt: AttemptFolder, decision: Decision) -> Decision:
         """Asks SLURM to queue the job again, and waits to be killed. A decision to stop when SLURM does not want to."""
@@ -322,10 +291,7 @@ class _Supervisor:
         except job.NoAnswer as error:
             why = f"SLURM does not queue the job again: {error}"
         stop = replace(decision, action=Action.STOP, reason=f"{why}; {decision.reason}")
-        say(f"attempt {attempt.number}: stop: {stop.reason}")
-        spent = history.read_past(self._run, self._options.first, attempt.number).spent
-        history.write_decision(attempt, stop, "", spent)
-        return stop
+        return change(self._submission, attempt, stop, say=say)
 
     def _pause(self, seconds: float) -> bool:
         """Waits before the next attempt; False when it was cut short by a person's wish or SLURM."""
@@ -338,11 +304,9 @@ class _Supervisor:
             time.sleep(_TICK)
 
     def _ended_in_pause(self, attempt: AttemptFolder, decision: Decision, end: End) -> int:
-        if history.is_cancelled(self._run, self._options.first):
+        if self._submission.is_cancelled:
             stop = replace(decision, action=Action.STOP, reason=f"a person asked for the end: {end.reason}")
-            spent = history.read_past(self._run, self._options.first, attempt.number).spent
-            history.write_decision(attempt, stop, end.host, spent)
-            say(f"attempt {attempt.number}: stop: {stop.reason}")
+            change(self._submission, attempt, stop, say=say, host=end.host)
         else:
             say("SLURM ends this job")
         return end.code

@@ -1,4 +1,5 @@
-"""Entry point of the supervisor: `python3 BUNDLE/node/supervisor.py --bundle DIR --run DIR --attempt N`, in a batch job.
+"""Entry point of the supervisor: `python3 BUNDLE/node/supervisor.py --bundle DIR --run DIR --attempt N`, in a batch job;
+with `--here PYTHON`, on one machine without SLURM.
 
 Like worker.py, it imports the folder that it lies in as a package, so that a bundle needs no installed one.
 """

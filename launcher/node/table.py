@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from .marks import Mark
 from .steps import StepLine
 
-VERSION = 1  # of the tables; a file of another version is made anew from the logs
+VERSION = 2  # of the tables; a file of another version is made anew from the logs
 _PATIENCE = 5.0  # seconds that another reader gets to finish
 
 _TABLES = """
@@ -48,9 +48,10 @@ ON CONFLICT (attempt, step) DO UPDATE SET ranks = ranks + excluded.ranks, first_
   THEN excluded.last_rank ELSE last_rank END, last_at = max(coalesce(last_at, excluded.last_at),
   coalesce(excluded.last_at, last_at))
 """
+_CLIPPED = "learning/grad_norm"  # at most gradient_clipping_threshold; it counts where MaxText writes no other
 _KEYS = (
     "learning/loss",
-    "learning/grad_norm",
+    "learning/raw_grad_norm",
     "learning/current_learning_rate",
     "learning/te_moe_max_total_recv_tokens",
     "learning/te_moe_recv_capacity_per_rank",
@@ -63,9 +64,10 @@ _KEYS = (
 class Row(NamedTuple):
     """One step of one attempt; what nobody printed is None.
 
-    at: when rank 0 printed its line, Unix seconds. seconds, tflops, tokens, weights: as in steps.StepLine. demand, capacity:
-    rows in one rank's MoE receive buffer, wanted by the busiest and there. ranks: how many ranks' logs report the step,
-    first_at, last_at, last_rank: when the first and the last of them did, and which was last. others: JSON.
+    at: when rank 0 printed its line, Unix seconds. seconds, tflops, tokens, weights: as in steps.StepLine. grad_norm: before
+    clipping. demand, capacity: rows in one rank's MoE receive buffer, wanted by the busiest and there. ranks: how many
+    ranks' logs report the step, first_at, last_at, last_rank: when the first and the last of them did, and which was last.
+    others: JSON.
     """
 
     attempt: int
@@ -185,9 +187,7 @@ class Table:
 
     def add_metrics(self, attempt: int, entries: Sequence[Mapping[str, Any]]) -> None:
         """Lines of the metrics_file."""
-        rows = [
-            (attempt, int(entry["step"]), *(_stored(_number(entry.get(key))) for key in _KEYS)) for entry in entries
-        ]
+        rows = [(attempt, int(entry["step"]), *map(_stored, _values(entry))) for entry in entries]
         self.db.executemany(_METRICS, rows)
 
     def add_spread(self, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -223,6 +223,37 @@ def _row(values: tuple[Any, ...]) -> Row:
         numbers = (float(value) if isinstance(value, str) else value for value in values[_FIRST:_END])
         values = (*values[:_FIRST], *numbers, *values[_END:])
     return Row(*values)
+
+
+def joined(attempt: int, step: int, line: StepLine | None, at: float | None, entry: Mapping[str, Any] | None) -> Row:
+    """The row of one step from rank 0's line and from the line of the metrics_file, as the table joins them."""
+    row = Row(attempt, step)
+    if line is not None:
+        row = row._replace(
+            at=at, seconds=line.seconds, tflops=line.tflops, tokens=line.tokens, weights=line.weights, loss=line.loss,
+            others=_json(line.others),
+        )  # fmt: skip
+    if entry is None:
+        return row
+    loss, grad_norm, learning_rate, demand, capacity, seconds, tflops, tokens = _values(entry)
+    return row._replace(
+        loss=row.loss if loss is None else loss,
+        grad_norm=grad_norm,
+        learning_rate=learning_rate,
+        demand=demand,
+        capacity=capacity,
+        seconds=seconds if row.seconds is None else row.seconds,
+        tflops=tflops if row.tflops is None else row.tflops,
+        tokens=tokens if row.tokens is None else row.tokens,
+    )
+
+
+def _values(entry: Mapping[str, Any]) -> list[float | None]:
+    """Those of _KEYS in a line of the metrics_file."""
+    found = [_number(entry.get(key)) for key in _KEYS]
+    if found[1] is None:
+        found[1] = _number(entry.get(_CLIPPED))
+    return found
 
 
 def _number(value: Any) -> float | None:

@@ -19,16 +19,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 from . import numa
-from .codes import refused
+from .codes import Code, refused
 from .layout import AttemptFolder
+from .monitor import Monitor, Stop
 from .observe import Observed
 from .output import Console, Journal, LineSplitter
-from .peers import Peers
+from .peers import Failure, Peers
 from .signals import SignalBox
 from .stopping import STOP_SIGNALS, Act, Stopping
+from .tether import tether
 from .verdict import RankEnd
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_PTRACER = 0x59616D61  # linux/prctl.h
 _CHUNK = 1 << 16  # bytes of one read
 _LAST_READS = 64  # after the end: a pipe holds 1 MiB at most (pipe(7)), and a process that escaped may go on writing
 _TICK = 0.2  # seconds between two looks at the processes
@@ -62,10 +64,15 @@ class Trainers:
         box: SignalBox,
         stopping: Stopping,
         peers: Peers,
+        monitor: Monitor,
         on_failure: Callable[[RankEnd], None],
+        on_stop: Callable[[Stop], None],
         on_look: Callable[[float], None],
     ) -> None:
-        """`on_look`: called a few times a second with the monotonic time, while processes run."""
+        """`on_look`: called a few times a second with the monotonic time, while processes run.
+
+        `on_stop`: the monitor asked for the end, and nothing else has ended the training yet: SIGKILL follows.
+        """
         self.ends: list[RankEnd] = []
         self._attempt = attempt
         self._console = console
@@ -73,7 +80,9 @@ class Trainers:
         self._box = box
         self._stopping = stopping
         self._peers = peers
+        self._monitor = monitor
         self._on_failure = on_failure
+        self._on_stop = on_stop
         self._on_look = on_look
         self._alive: dict[int, _Trainer] = {}
         self._selector = selectors.PollSelector()
@@ -81,6 +90,14 @@ class Trainers:
         self._log_is_full = False
         self._killed_at: float | None = None
         self.why_killed = ""
+        self.stop: Stop | None = None
+        """What the monitor asked for and got."""
+        self.peer: Failure | None = None
+        """The first failure, if it was another node's."""
+
+    def pids(self) -> dict[int, int]:
+        """The live trainers: rank -> process id."""
+        return {rank: trainer.process.pid for rank, trainer in self._alive.items()}
 
     def start(
         self,
@@ -120,13 +137,29 @@ class Trainers:
             self._reap()
             now = time.monotonic()
             self._on_look(now)
+            self._ask_monitor(now)
             peer = self._peers.look(now)
             if peer is not None:
-                self._stopping.on_peer_failure(peer.node, now)
+                self._on_peer(peer, now)
             if self._killed_at is None and self._stopping.is_due(now):
                 self._kill(self._stopping.why)
             elif self._killed_at is not None and now - self._killed_at > REAP_LIMIT:
                 self._give_up()
+
+    def _ask_monitor(self, now: float) -> None:
+        """Obeys the monitor, unless the training ends anyway: a stop signal, or a rank that ended, came first."""
+        stop = self._monitor.look(now)
+        if stop is not None and self._alive and self._killed_at is None and not self._stopping.is_ending:
+            self.stop = stop
+            self._on_stop(stop)
+            self._kill(stop.reason)
+
+    def _on_peer(self, peer: Failure, now: float) -> None:
+        self.peer = peer
+        if peer.code == Code.STALLED:
+            self._stopping.on_peer_stall(peer.node, now)
+        else:
+            self._stopping.on_peer_failure(peer.node, now)
 
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
@@ -200,6 +233,7 @@ class Trainers:
 
     def _line(self, trainer: _Trainer, line: str) -> None:
         trainer.observed.feed(line)
+        self._monitor.line(trainer.rank, line, time.monotonic())
         self._console.say(f"[{trainer.rank}] {line}")
 
     def _write_log(self, trainer: _Trainer, chunk: bytes) -> None:
@@ -239,17 +273,16 @@ def _signal_group(pid: int) -> None:
 
 def _prepare(cpus: frozenset[int]) -> Callable[[], None]:
     """What a child runs before exec: the kernel kills it when the worker dies, even of SIGKILL (Linux only), it is bound
-    to its CPUs, and of the stop signals it hears SIGTERM alone: SLURM sends its warning to every process of a step, and
-    a trainer would die of SIGUSR1.
+    to its CPUs, the worker's other children may look at its stack (Linux's Yama lets only parents do so), and of the stop
+    signals it hears SIGTERM alone: SLURM sends its warning to every process of a step, and a trainer would die of SIGUSR1.
     """
     prctl = ctypes.CDLL(None, use_errno=True).prctl if Path("/proc/self/stat").exists() else None
-    parent = os.getpid()
+    parent, tie = os.getpid(), tether()
 
     def prepare() -> None:
+        tie()
         if prctl is not None:
-            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:  # it died between fork and prctl
-                os._exit(1)
+            prctl(_PR_SET_PTRACER, parent, 0, 0, 0)
         for number in STOP_SIGNALS:
             if number != signal.SIGTERM:
                 signal.signal(number, signal.SIG_IGN)

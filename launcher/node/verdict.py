@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .codes import Code, Outcome, exit_code_of, outcome_of
+from .monitor import Stop
 from .observe import Observed
 
 _SIGNAL_TEXT = "termination signal"  # maxtext 0.2.5 common/checkpointing.py: StopTraining after SIGTERM
@@ -29,13 +30,15 @@ class RankEnd:
 @dataclass(frozen=True)
 class Asked:
     """What the attempt was for. steps: the total. checkpoints: committed steps on disk, None = cannot be seen from
-    here (remote storage). signal: the stop signal that the worker got, or None. why_killed: its reason for SIGKILL."""
+    here (remote storage). signal: the stop signal that the worker got, or None. why_killed: its reason for SIGKILL.
+    stop: what the monitor asked for, and what therefore ended the training."""
 
     steps: int
     checkpointing: bool
     checkpoints: Sequence[int] | None = ()
     signal: int | None = None
     why_killed: str = ""
+    stop: Stop | None = None
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,17 @@ def judge(ends: Sequence[RankEnd], asked: Asked) -> Verdict:
     code, reason = (
         _overflow(ends)
         or _finished(ends, asked, last, checkpoint)
+        or _asked_for(ends, asked)
         or _stopped(ends, asked, last, checkpoint)
         or _ended_early(ends, asked, last)
         or _failed(ends, asked, first)
     )
     return Verdict(code, outcome_of(code), reason, first, last, checkpoint)
+
+
+def by_monitor(stop: Stop) -> Verdict:
+    """What the other nodes are told when the monitor of this one asks for the end."""
+    return Verdict(stop.code, outcome_of(stop.code), stop.reason, None, None, None)
 
 
 _Ruling = tuple[int, str]
@@ -97,6 +106,13 @@ def _finished(ends: Sequence[RankEnd], asked: Asked, last: int | None, checkpoin
     if honest and saved and any(end.returncode == 0 for end in ends):
         return Code.FINISHED, f"all {asked.steps} steps completed and saved; {asked.why_killed}"
     return None
+
+
+def _asked_for(ends: Sequence[RankEnd], asked: Asked) -> _Ruling | None:
+    """What the monitor asked for, unless a rank failed by itself in the moment before."""
+    if asked.stop is None or any(not end.killed and end.returncode not in (0, None) for end in ends):
+        return None
+    return asked.stop.code, asked.stop.reason
 
 
 def _stopped(ends: Sequence[RankEnd], asked: Asked, last: int | None, checkpoint: int | None) -> _Ruling | None:

@@ -38,10 +38,10 @@ def kinds(case: Case) -> Iterator[Issue]:
 def telling(case: Case) -> Iterator[Issue]:
     """The endpoint's port, and the webhook's URL, which is a secret."""
     monitor, secrets = case.experiment.monitor, case.experiment.env.secrets
-    port, name = monitor.prometheus_port, monitor.webhook
+    port, name = monitor.metrics_port, monitor.webhook
     if port is not None and port not in PORTS:
-        message = f"monitor.prometheus_port={port}: wanted {PORTS[0]} to {PORTS[-1]}"
-        yield error("MONITOR_PORT", "monitor.prometheus_port", message, "type monitor.prometheus_port=9400")
+        message = f"monitor.metrics_port={port}: wanted {PORTS[0]} to {PORTS[-1]}"
+        yield error("MONITOR_PORT", "monitor.metrics_port", message, "type monitor.metrics_port=9400")
     if name is not None and name not in secrets:
         is_url = "://" in name
         message = (

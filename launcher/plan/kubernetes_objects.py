@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.config.schema import Experiment
+from launcher.config.schema import Experiment, Monitor
 from launcher.node.codes import Code
 from launcher.plan.kubernetes import (
     BUNDLE,
@@ -120,6 +120,9 @@ def _container(experiment: Experiment, mesh: MeshPlan) -> Object:
     if experiment.container.workdir:
         found["workingDir"] = experiment.container.workdir
     found["env"] = environment(experiment, mesh)
+    port = experiment.monitor.metrics_port
+    if port is not None:
+        found["ports"] = [{"name": "metrics", "containerPort": port}]
     if experiment.hardware.platform == "gpu":
         found["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
     resources = _resources(experiment, mesh)
@@ -169,6 +172,16 @@ def key_of(path: str) -> str:
     return path.replace("/", ".")
 
 
+def _scraped(experiment: Experiment) -> dict[str, str]:
+    """What most Prometheus servers look for to find a pod's metrics; a PodMonitor names the port `metrics` instead."""
+    port = experiment.monitor.metrics_port
+    if port is None:
+        return {}
+    return {
+        f"prometheus.io/{key}": value for key, value in (("scrape", "true"), ("port", str(port)), ("path", "/metrics"))
+    }
+
+
 def pod_template(experiment: Experiment, mesh: MeshPlan, names: Names, files: Sequence[str]) -> Object:
     """The pod of one node, with the fabric's patch in it."""
     wanted = experiment.target.kubernetes
@@ -190,6 +203,7 @@ def pod_template(experiment: Experiment, mesh: MeshPlan, names: Names, files: Se
         "kubectl.kubernetes.io/default-container": CONTAINER,
         FIRST_ATTEMPT: "1",
         **placement(experiment, mesh),
+        **_scraped(experiment),
     }
     template = {"metadata": {"labels": labels(experiment, names), "annotations": annotations}, "spec": spec}
     return merged(template, experiment.fabric.pod)
@@ -236,6 +250,12 @@ def _job(experiment: Experiment, mesh: MeshPlan, template: Object) -> Object:
     }
 
 
+def _max_restarts(monitor: Monitor) -> int:
+    """All restarts that this policy's rules count; the worker bounds each budget of a kind by itself."""
+    own = sum(int(most) for most in monitor.max_of_kind.values())
+    return 0 if monitor.node_check == "only" else monitor.max_failures + own
+
+
 def jobset(experiment: Experiment, mesh: MeshPlan, names: Names, files: Sequence[str]) -> Object:
     """The JobSet; `files` are the paths below the bundle that its pods see."""
     wanted = experiment.target.kubernetes
@@ -247,7 +267,7 @@ def jobset(experiment: Experiment, mesh: MeshPlan, names: Names, files: Sequence
     spec: Object = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "failurePolicy": {
-            "maxRestarts": experiment.monitor.max_failures,
+            "maxRestarts": _max_restarts(experiment.monitor),
             "restartStrategy": "BlockingRecreate",
             "rules": _rules(experiment),
         },

@@ -11,6 +11,7 @@ buffers, cuBLAS' workspace, the CUDA context; XLA_PYTHON_CLIENT_MEM_FRACTION is 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import tomllib
@@ -264,3 +265,28 @@ def estimate(case: Case, also: Set[str] = frozenset()) -> Memory | None:
         if case.values.text("remat_policy") in table["fitted_policies"]
         else table["error_elsewhere"],
     )
+
+
+def largest_factor(case: Case) -> float | None:
+    """The largest ragged_buffer_factor, in hundredths, that the GPU's memory may take; -1 = the worst case does, so all do.
+
+    None = not known: TE does not compute the experts, there is no estimate, or it says that what is asked for is too much
+    already, so that a run which lives proves it wrong.
+    """
+
+    def fits(factor: float) -> bool:
+        asked = dataclasses.replace(case.values, asked={**case.values.asked, "ragged_buffer_factor": factor})
+        found = estimate(dataclasses.replace(case, values=asked))
+        return found is not None and found.verdict is not Verdict.OVER
+
+    now, at_most = case.values.number("ragged_buffer_factor", -1.0), float(case.size("expert"))
+    known = estimate(case) if case.te else None
+    if known is None or known.verdict in (None, Verdict.OVER):
+        return None
+    if now <= 0 or fits(-1.0):
+        return -1.0
+    low, high = round(now * 100), math.ceil(at_most * 100)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle / 100) else (low, middle)
+    return low / 100

@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.issue import Issue, Refused, Severity
 from launcher.plan.mesh import MeshPlan
 from launcher.plan.plan import Plan
-from launcher.render import env, experiment, launch, local, maxtext, plan_text, slurm, xla
+from launcher.render import env, experiment, failure_table, launch, local, maxtext, plan_text, slurm, xla
 from launcher.render.folder import Bundle, read, seal, verify, write
 
 __all__ = ["Bundle", "read", "render", "seal", "verify", "write"]
@@ -46,6 +46,7 @@ def _texts(plan: Plan, mesh: MeshPlan, file: Mapping[str, object]) -> dict[str, 
         "env": env.text(env.variables(asked)),
         "xla_flags": xla.text(asked.xla.flags),
         "launch.json": launch.json_text(launch.launch(plan)),
+        "failures.json": launch.json_text(failure_table.table_json()),
         "plan.txt": plan_text.plan_text(plan),
         "plan.json": launch.json_text(plan_text.plan_json(plan)),
     }

@@ -15,6 +15,7 @@ from launcher.issue import Issue, Refused, Severity
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
+FAILURES = "failures.json"
 ARTEFACTS: Mapping[str, str] = {"local": "run.sh", "slurm": "job.sbatch", "kubernetes": "jobset.yaml"}
 """Target -> the file that it starts from, as a person would read it."""
 EXECUTABLE = frozenset({"run.sh"})
@@ -63,8 +64,8 @@ def content_of(hashes: Mapping[str, str]) -> str:
 
 
 def _is_worker(name: str) -> bool:
-    """Whether a file is the launcher's own code: its worker, or what starts that."""
-    return name.startswith(_WORKER) or name in ARTEFACTS.values()
+    """Whether a file is the launcher's own: its worker, what starts that, and what it knows of failures."""
+    return name.startswith(_WORKER) or name == FAILURES or name in ARTEFACTS.values()
 
 
 def asked_of(hashes: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from launcher.plan.kubernetes_objects import compute_domain, jobset, key_of, met
 from launcher.plan.mesh import MeshPlan
 from launcher.render.manifest_text import Comments, document
 
-PODS_READ = ("maxtext.yml", "env", "xla_flags", "launch.json")
+PODS_READ = ("maxtext.yml", "env", "xla_flags", "launch.json", "failures.json")
 """Files of the bundle that a pod needs, beside the worker (node/)."""
 
 MOST_BYTES = 1 << 20

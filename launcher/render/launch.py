@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from launcher.config import maxtext_schema
+from launcher.plan import memory
+from launcher.plan.case import Case, of
 from launcher.plan.plan import Plan
 from launcher.render import slurm
 from launcher.render.container import container
@@ -26,6 +29,7 @@ def launch(plan: Plan) -> dict[str, object]:
     if plan.mesh is None or plan.settings is None:
         raise ValueError("a plan without a mesh cannot be launched")
     experiment, mesh, keys = plan.experiment, plan.mesh, plan.settings.keys
+    case = of(experiment, mesh, maxtext_schema.load(experiment.trainer.maxtext))
     monitor, on_slurm = experiment.monitor, experiment.target.kind == "slurm"
     return {
         "version": VERSION,
@@ -52,9 +56,11 @@ def launch(plan: Plan) -> dict[str, object]:
             "stall_seconds": monitor.stall_seconds,
             "first_step_seconds": monitor.first_step_seconds,
             "straggler": monitor.straggler,
-            "prometheus_port": monitor.prometheus_port,
+            "metrics_port": monitor.metrics_port,
             "webhook": monitor.webhook,
         },
+        "largest_factor": memory.largest_factor(case),
+        "data_seed": data_seed(case),
         "node_check": node_check(experiment, mesh),
         "restarts": {
             "failures": monitor.max_failures,
@@ -71,6 +77,19 @@ def launch(plan: Plan) -> dict[str, object]:
         "srun": slurm.srun_words(experiment) if on_slurm else [],
         "container": container(experiment) if on_slurm else None,
     }
+
+
+def data_seed(case: Case) -> int | None:
+    """MaxText's data_shuffle_seed, where another one brings other data after a rollback; None where it does not.
+
+    By input_pipeline/ of maxtext 0.2.5: synthetic data is one batch for ever; unshuffled data comes in the files' order;
+    Grain's mmap_npy makes an index of its own for each seed, and a position in one means nothing in another.
+    """
+    values = case.values
+    one_order = values.text("dataset_type") == "synthetic" or not values.flag("enable_data_shuffling")
+    if one_order or (values.text("dataset_type") == "grain" and values.text("grain_file_type") == "mmap_npy"):
+        return None
+    return max(values.whole("data_shuffle_seed"), 0)
 
 
 def json_text(data: Mapping[str, object]) -> str:

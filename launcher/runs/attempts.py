@@ -119,16 +119,16 @@ def newest(run: Run) -> AttemptFolder | None:
 
 
 def handle_of(run: Run, attempt: AttemptFolder) -> Handle | None:
-    """How the target finds this attempt: its own handle, else its worker's word, else the start before it.
+    """How the target finds this attempt: its own handle, else what is noted in its folder, else the start before it.
 
-    One start can make several attempts: on a cluster the supervisor makes the later ones. Raises Damaged.
+    One start can make several attempts: a supervisor makes the later ones. Raises Damaged.
     """
     own = read_object_if_there(handle_file(attempt))
     if own is not None:
         return own
     started = read_object_if_there(attempt.started())
     earlier = _earlier_handle(run, attempt)
-    if earlier is not None and run.target in base.SUPERVISED:
+    if earlier is not None and run.target in base.CLUSTERS:
         return earlier
     adopted = base.get(run.target).adopt(started, str(attempt.path)) if started else None
     return adopted if adopted is not None else earlier
@@ -206,9 +206,7 @@ def _from_files(run: Run) -> Judged:
     attempt = newest(run)
     if attempt is None:
         return Judged(run, State.CREATED, reason=f"never started; start it: python -m launcher resume {run.name}")
-    result, decision = read_object_if_there(attempt.result()), None
-    if run.target in base.SUPERVISED:
-        decision = decision_of(attempt)
+    result, decision = read_object_if_there(attempt.result()), decision_of(attempt)
     over = _over(run, attempt, result, decision)
     if over is not None:
         return over
@@ -226,7 +224,7 @@ def _from_files(run: Run) -> Judged:
     if result is not None:
         return _ended(run, attempt, result, decision)
     why = "never began: the launcher ended before it had started the worker"
-    if run.target in base.SUPERVISED:
+    if run.target in base.CLUSTERS:
         why = "the launcher ended before it had noted a job; if there is one, `resume` finds it"
     return Judged(run, State.DIED, attempt, reason=why)
 
@@ -236,8 +234,7 @@ def _over(run: Run, attempt: AttemptFolder, result: dict[str, Any] | None, decis
     stopped = decision is not None and not decision.goes_on
     if result is not None:
         ended = _ended(run, attempt, result, decision)
-        final = run.target not in base.SUPERVISED or stopped or ended.state in (State.FINISHED, State.CANCELLED)
-        return ended if final else None
+        return ended if stopped or ended.state in (State.FINISHED, State.CANCELLED) else None
     if decision is None or not stopped:
         return None
     cancelled = read_object_if_there(cancel_file(attempt)) is not None

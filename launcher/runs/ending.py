@@ -90,7 +90,7 @@ def cancel_now(run: Run, say: Say) -> int:
         return 0
     mark_cancelled(judged.attempt)
     base.get(run.target).kill(judged.handle)
-    supervised = run.target in base.SUPERVISED
+    supervised = run.target in base.CLUSTERS
     bound = JOB_KILL_WAIT_SECONDS if supervised else KILL_WAIT_SECONDS
     ended = _wait_for_end(run, bound, say)
     if ended is None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from launcher.node import flight, pace, rollback
 from launcher.node import marks as m
 from launcher.node.alarms import Alarms
 from launcher.node.codes import Outcome
@@ -33,7 +34,9 @@ LATE_SHARE = 0.05
 
 _LEAST_STEPS = 16  # before one rank can be said to be always the last
 
-_NO_FAILURES = (Outcome.FINISHED.value, Outcome.PREEMPTED.value)
+# Of a divergence the monitor's own events tell; the table would advise against the restart that it prepared.
+_NO_FAILURES = (Outcome.FINISHED.value, Outcome.PREEMPTED.value, Outcome.DIVERGED.value)
+EXCLUDE = "; monitor.straggler=exclude would have the next attempt do without it"
 _EVENTS = {
     m.STARTED: "JAX runs on all ranks, {text} devices",
     m.RESTORING: "goes on from the checkpoint of step {step}",
@@ -68,7 +71,7 @@ def events(told: History, run: Run) -> list[Event]:
     for life in told.lives:
         found += _begin(life)
         found += _by_time([*_marks(life.marks, life.number), *_alarms(alarms, life), *_steps(life, told.steps)])
-        found += _end(run, life)
+        found += [*_stragglers(run, life), *_flight(run, life), *_end(run, life)]
     found += _adjusted(run)
     return _by_time(found)
 
@@ -146,6 +149,28 @@ def _ranks(life: Life) -> Iterator[Event]:
     yield Event(last.last_at, life.number, "late_rank", f"{text} (median)", last.step)
 
 
+def _stragglers(run: Run, life: Life) -> Iterator[Event]:
+    """Nodes that hold the others up, once each, and what to do about them."""
+    for one in pace.found_in(run.layout.attempt(life.number)):
+        does = "" if run.launch().get("monitor", {}).get("straggler") == "exclude" else EXCLUDE
+        yield Event(
+            float(one["at"]), life.number, "straggler", f"node {one['node']} ({one['host']}): {one['why']}{does}"
+        )
+
+
+def _flight(run: Run, life: Life) -> list[Event]:
+    """A stall, by the first node that saw it, and what the evidence of all nodes shows."""
+    summaries = sorted(flight.read(run.layout.attempt(life.number)), key=lambda summary: summary.get("at") or 0.0)
+    if not summaries:
+        return []
+    first, last = summaries[0], summaries[-1]
+    found = [Event(first.get("at"), life.number, "stalled", f"stalled: {first.get('why')}")]
+    seen = flight.standing(summaries).text
+    if seen:
+        found.append(Event(last.get("at"), life.number, "flight", f"evidence of {len(summaries)} node(s): {seen}"))
+    return found
+
+
 def _end(run: Run, life: Life) -> list[Event]:
     found = []
     if life.outcome or life.ended is not None:
@@ -155,7 +180,8 @@ def _end(run: Run, life: Life) -> list[Event]:
         attempt = run.layout.attempt(life.number)
         if life.outcome not in _NO_FAILURES and not cancel_file(attempt).exists():
             cause = cause_of(attempt, life.reason)
-            if cause is not None:
+            # What a worker itself ended with a code of ours over, its reason explains.
+            if cause is not None and (cause.signature is not None or life.outcome in ("", Outcome.TRAINER.value)):
                 kind = cause.signature.name if cause.signature is not None else "unknown_failure"
                 help_text = f"; {cause.advice}" if cause.advice else ""
                 found.append(Event(life.ended, life.number, kind, f"cause: {cause.cause}{help_text}"))
@@ -170,11 +196,11 @@ def _adjusted(run: Run) -> list[Event]:
     """The monitor's changes, as adjust.json keeps them."""
     found = []
     for entry in (read_object_if_there(run.layout.adjust) or {}).get("history") or ():
-        at = entry.get("at")
-        text = f"{entry.get('key')} {entry.get('old')} -> {entry.get('new')}"
+        at, attempt = entry.get("at"), entry.get("attempt")
+        kind = "rollback" if entry.get("key") == rollback.KEY else "adjusted"
+        text = rollback.told(entry)
         reason = f": {entry['why']}" if entry.get("why") else ""
-        attempt = entry.get("attempt")
-        found.append(Event(float(at) if at is not None else None, attempt, "adjusted", f"{text}{reason}"))
+        found.append(Event(float(at) if at is not None else None, attempt, kind, f"{text}{reason}"))
     return found
 
 

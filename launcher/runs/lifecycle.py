@@ -66,7 +66,7 @@ def sweep(
     codes, going = [], 0
     for place, submitted in sweeps.Sweep(root, os.environ, origin, conditions, at_once, _say).submit(points):
         introduce(place)
-        if submitted.attempt is not None and submitted.run.target in base.SUPERVISED:
+        if submitted.attempt is not None and submitted.run.target in base.CLUSTERS:
             _say(submitted.message)
             going += 1
         else:
@@ -91,7 +91,7 @@ def _go(submitted: Submitted, detach: bool) -> int:
     if submitted.attempt is None:
         return submitted.exit_code
     name = submitted.run.name
-    if detach or submitted.run.target in base.SUPERVISED:
+    if detach or submitted.run.target in base.CLUSTERS:
         _say(f"{name}: runs on by itself. See: status {name}; follow: logs {name} -f; end: cancel {name}")
         return 0
     return progress.follow(submitted.run, submitted.attempt, sys.stdout)

@@ -6,7 +6,7 @@ import shutil
 import signal
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -15,6 +15,7 @@ from typing import TextIO
 from launcher.node.codes import Outcome
 from launcher.node.steps import JUNK_STEPS, StepLine, parse_step
 from launcher.runs.attempts import POLL_SECONDS, Judged, State, judge_one, mark_cancelled
+from launcher.runs.decisions import decision_of
 from launcher.runs.figures import WINDOW, duration
 from launcher.runs.follow import GrowingFile
 from launcher.runs.status import checkpoint_text, log_of, status_of
@@ -116,37 +117,69 @@ class Line:
 
 
 def follow(run: Run, number: int, out: TextIO) -> int:
-    """Show attempt `number` until it ends, then its report line; the exit code of the command.
+    """Show attempt `number` and those that its supervisor starts after it, then the last one's report line; the exit code.
 
     Ctrl-C asks for a checkpoint and goes on showing; a second Ctrl-C kills. Ends, too, when the launcher is killed: the
     attempt then runs on by itself.
     """
-    attempt = run.layout.attempt(number)
-    log = GrowingFile(attempt.rank_log(0))
-    figures = Figures(int(run.launch()["steps"]))
+    shown = _Shown(run, number)
     line = Line(out)
     begun = time.monotonic()
     handled = 0
     with _interrupts() as pressed:
         while True:
             judged = judge_one(run)  # before the log is read: what is written before the end is then never missed
-            for text in log.lines() if judged.is_live else log.close():
-                step = parse_step(text)
-                if step is not None:
-                    figures.feed(step)
+            if judged.attempt is not None and judged.attempt.number > shown.number:
+                shown.read_to_the_end()
+                line.say(_next_text(run, shown))
+                shown = _Shown(run, judged.attempt.number)
             if not judged.is_live:
                 break
+            shown.read()
             if len(pressed) > handled:
                 handled = len(pressed)
                 _interrupt(judged, handled, line)
-            line.show(*_live(judged, figures, time.monotonic() - begun))
+            line.show(*_live(judged, shown.figures, time.monotonic() - begun))
             time.sleep(POLL_SECONDS)
-    line.say(report_line(judged, figures))
+    shown.read_to_the_end()
+    line.say(report_line(judged, shown.figures))
     return exit_code(judged)
+
+
+class _Shown:
+    """The attempt that is shown: its log, and what its steps add up to."""
+
+    def __init__(self, run: Run, number: int) -> None:
+        self.number = number
+        self.figures = Figures(int(run.launch()["steps"]))
+        self._log = GrowingFile(run.layout.attempt(number).rank_log(0))
+
+    def read(self) -> None:
+        """Takes in what was printed since the last time."""
+        self._feed(self._log.lines())
+
+    def read_to_the_end(self) -> None:
+        """Takes in the rest; to be called once."""
+        self._feed(self._log.close())
+
+    def _feed(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            step = parse_step(text)
+            if step is not None:
+                self.figures.feed(step)
+
+
+def _next_text(run: Run, shown: _Shown) -> str:
+    """What an attempt came to that another one follows."""
+    decision = decision_of(run.layout.attempt(shown.number))
+    why = "" if decision is None else f": {decision.reason}"
+    return f"attempt {shown.number}: {', '.join(shown.figures.summary())}{why}"
 
 
 def _live(judged: Judged, figures: Figures, elapsed: float) -> tuple[str, bool]:
     ending = "  (saving, then ending)" if judged.state is State.STOPPING else ""
+    if judged.state is State.RESTARTING:
+        return f"{judged.state}: {judged.reason}", False
     if figures.last is not None:
         return figures.live() + ending, True
     return f"{judged.state}... {duration(elapsed)}{ending}", False
@@ -185,6 +218,9 @@ def _interrupt(judged: Judged, times: int, line: Line) -> None:
 def report_line(judged: Judged, figures: Figures) -> str:
     """The outcome, what it was worth, and where it lies; for anything but success also why, and what to read and type."""
     status = status_of(judged.run)
+    if status.steps is None and judged.state is not State.DAMAGED:  # its nodes were examined, nothing was to be trained
+        verdict = f"verdict: python -m launcher preflight node {judged.run.name}"
+        return f"{judged.state}: {judged.reason}, {judged.run.folder}\n{verdict}"
     parts = figures.summary()
     if judged.result is not None:
         parts.append(duration(float(judged.result["ended"]) - float(judged.result["started"])))

@@ -143,7 +143,7 @@ def _go_on(run: Run, options: Options, conditions: Conditions) -> Submitted:
 
 def _note_a_lost_start(run: Run) -> None:
     """A launcher that ended before it had noted its start may have left one in a queue: then that is the attempt's."""
-    if run.target not in base.SUPERVISED:
+    if run.target not in base.CLUSTERS:
         return
     judged = by_files(run)
     if judged.state is State.DIED and judged.attempt is not None and judged.handle is None:

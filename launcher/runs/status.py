@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 class Status:
     """One run as it is now.
 
-    Steps count from 0 as MaxText does: `last_step` 19 of `steps` 20 is the end. `step_attempt`: the attempt that
-    completed it. seconds_per_step: median of the newest `speed_steps` steps, the attempt's first three left out.
+    Steps count from 0 as MaxText does: `last_step` 19 of `steps` 20 is the end; `steps` None: none is wanted (a check of
+    the nodes). `step_attempt`: the attempt that completed it. seconds_per_step: median of the newest `speed_steps` steps,
+    the attempt's first three left out.
     tokens_per_second_per_device: MaxText's. eta_seconds: only while it runs. checkpoint: the newest committed step.
     restarts: attempts but the first. job: its number or name at a scheduler, empty without one. left: what is still there of
     a run that is over, and how to remove it. reason: one line, why it is not
@@ -73,7 +74,7 @@ def status_of(run: Run) -> Status:
 QUICK_BYTES = 16 << 20
 """Logs that are read for one status, a second or two; of a run that says more `events --goodput` tells where the time went."""
 
-_FAILED = frozenset({State.FAILED, State.DIED, State.STALLED, State.OVERFLOW})
+_FAILED = frozenset({State.FAILED, State.DIED, State.OVERFLOW})
 
 
 def _with_logs(status: Status, judged: Judged) -> Status:
@@ -91,8 +92,20 @@ def _with_logs(status: Status, judged: Judged) -> Status:
                 found = goodput(history(judged, table))
     except (RunsError, OSError, TypeError, KeyError, ValueError):  # what an older attempt left damaged hides no status
         return status
-    cause, advice = _cause(judged.attempt, judged.reason) if status.state in _FAILED else ("", "")
+    cause, advice = "", ""
+    if status.state is State.STALLED:
+        cause, advice = _evidence(judged.attempt)
+    elif status.state in _FAILED:
+        cause, advice = _cause(judged.attempt, judged.reason)
     return dataclasses.replace(status, goodput=found, cause=cause, advice=advice)
+
+
+def _evidence(attempt: AttemptFolder) -> tuple[str, str]:
+    """What stands out among the nodes, and where all of it lies, if it lies here: of a stall the logs say nothing."""
+    from launcher.node import flight
+
+    folder = attempt.path / "flight"
+    return flight.told(attempt), f"the evidence of each node is in {folder}" if folder.is_dir() else ""
 
 
 def _cause(attempt: AttemptFolder, reason: str) -> tuple[str, str]:
@@ -141,8 +154,11 @@ def _figures(judged: Judged, now: float) -> Status:
     numbers = run.layout.attempt_numbers()
     steps: int | None = None
     saved, age = None, None
+    only_checked = False
     if state is not State.DAMAGED:
-        steps = int(run.launch()["steps"])
+        launch = run.launch()
+        only_checked = bool((launch.get("node_check") or {}).get("only"))
+        steps = None if only_checked else int(launch["steps"])
         saved, age = _checkpoint(run, now)
     shown: AttemptFolder | None = None
     lines: list[StepLine] = []
@@ -177,7 +193,7 @@ def _figures(judged: Judged, now: float) -> Status:
         checkpoint_age_seconds=age,
         created=str(run.record.get("created", "")),
         elapsed_seconds=_elapsed(judged, now),
-        reason=judged.reason if state is not State.FINISHED else "",
+        reason=judged.reason if state is not State.FINISHED or only_checked else "",
         log=str(log_of(judged)) if judged.attempt else "",
         path=str(run.folder),
         left=_left(judged),
@@ -258,7 +274,7 @@ def status_text(status: Status) -> str:
         rows.append(("speed", f"{status.seconds_per_step:.3f} s/step{rate} (median of {status.speed_steps} steps)"))
     if status.eta_seconds is not None:
         rows.append(("left", f"about {duration(status.eta_seconds)}"))
-    if status.state is not State.DAMAGED:
+    if status.steps is not None:
         rows.append(("checkpoint", checkpoint_text(status)))
     spent = "" if status.goodput is None else status.goodput.line()
     last = (("goodput", spent), ("left", status.left), ("log", status.log), ("path", status.path))

@@ -17,7 +17,7 @@ their runs then cost its controller some tens of questions a second."""
 
 def pauses(kind: str) -> Iterator[float]:
     """Seconds to wait before the next question to the target of that kind, without end."""
-    if kind not in base.SUPERVISED:
+    if kind not in base.CLUSTERS:
         while True:
             yield POLL_SECONDS
     seconds = FIRST_SECONDS
@@ -45,7 +45,7 @@ class Watch:
         stage = _stage(judged)
         if stage != self._stage:
             self._stage, self._sight, self._pauses = stage, None, pauses(self._run.target)
-        if self._sight is None or time.monotonic() >= self._due or self._run.target not in base.SUPERVISED:
+        if self._sight is None or time.monotonic() >= self._due or self._run.target not in base.CLUSTERS:
             self._sight = look(self._run.target, [judged.handle or {}])[0]
             self._due = time.monotonic() + next(self._pauses)
             return by_words(judged, self._sight)

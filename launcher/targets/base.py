@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from launcher.render.folder import Bundle
 
 KINDS = ("local", "slurm", "kubernetes")
-SUPERVISED = frozenset({"slurm", "kubernetes"})
-"""Targets whose job starts further attempts by itself: their runs outlive the submitting shell, and nobody waits for them."""
+CLUSTERS = frozenset({"slurm", "kubernetes"})
+"""Targets with a scheduler: their runs outlive the submitting shell, and nobody waits for them."""
 
 DISTANT = frozenset({"kubernetes"})
 """Targets whose workers do not write into the run's folder: what they say must be brought."""

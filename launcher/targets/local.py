@@ -1,6 +1,7 @@
-"""The local target: the same worker as on a cluster, as a session of its own on this machine.
+"""The local target: a supervisor with the same worker as on a cluster, as a session of its own on this machine.
 
-The worker outlives the shell and the launcher. It is found again by host, boot, pid and start time.
+The supervisor outlives the shell and the launcher, and starts the attempts that follow. It is found again by host, boot, pid
+and start time.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.issue import Issue, Refused, Severity
 from launcher.node.codes import WorkerError
+from launcher.node.ending import read_object
 from launcher.node.environment import read_env
 from launcher.node.launch import Launch, read_json, read_launch
-from launcher.node.layout import RunFolder
+from launcher.node.layout import AttemptFolder, RunFolder
 from launcher.targets import processes
 from launcher.targets.base import NOW, Conditions, Handle, Options, Presence, Sight
 from launcher.targets.secrets import unset_secrets
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 PYTHON = "LAUNCHER_PYTHON"
 """The variable that names the Python which trains; without it, the launcher's own."""
 MARK = "LAUNCHER_ATTEMPT"
-"""Set for the worker and so for all its children: the attempt's folder. Left-overs are found by it."""
+"""Set for the supervisor and so for all its children: its first attempt's folder. Left-overs are found by it."""
 _ASK_SECONDS = 60  # bound for nvidia-smi and for a cold Python; both answer in well under a second
 
 
@@ -53,7 +56,7 @@ def refusals(plan: Plan, options: Options, conditions: Conditions = NOW) -> list
 
 
 def start(run: RunFolder, attempt: int, options: Options, conditions: Conditions = NOW) -> Handle:
-    """Start the worker from the run's own bundle, with its words going to attempts/<n>/worker0.log."""
+    """Start the supervisor from the run's own bundle, with its words going to <run>/supervisor.log."""
     launch, secrets, variables = _read(run)
     issues = [
         *_order_issues(conditions),
@@ -69,13 +72,13 @@ def start(run: RunFolder, attempt: int, options: Options, conditions: Conditions
     command = [
         options["python"],
         "-B",
-        str(RunFolder(path).bundle.worker),
+        str(RunFolder(path).bundle.supervisor),
         "--bundle",
         str(path / run.bundle.path.name),
     ]
-    command += ["--run", str(path), "--attempt", str(attempt), "--python", options["python"], "--quiet"]
-    with open(folder.worker_log(), "ab") as log:
-        worker = subprocess.Popen(
+    command += ["--run", str(path), "--attempt", str(attempt), "--here", options["python"]]
+    with open(RunFolder(path).supervisor_log, "ab") as log:
+        supervisor = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -88,8 +91,8 @@ def start(run: RunFolder, attempt: int, options: Options, conditions: Conditions
         "kind": "local",
         "host": socket.gethostname(),
         "boot": processes.boot_id(),
-        "pid": worker.pid,
-        "process_start": processes.start_ticks(worker.pid),
+        "pid": supervisor.pid,
+        "process_start": processes.start_ticks(supervisor.pid),
         "attempt_folder": str(folder.path),
     }
 
@@ -100,13 +103,13 @@ def look(handles: Sequence[Handle]) -> list[Sight]:
 
 
 def stop(handle: Handle) -> None:
-    """SIGTERM to the worker, which has MaxText save and end."""
+    """SIGTERM to the supervisor, whose worker has MaxText save and end."""
     if _is_here(handle) and handle["process_start"] is not None:
         processes.send(handle["pid"], handle["process_start"], signal.SIGTERM)
 
 
 def kill(handle: Handle) -> None:
-    """SIGKILL to the worker and to everything that it started."""
+    """SIGKILL to the supervisor and to everything that it started."""
     if not _is_here(handle):
         return
     if handle["process_start"] is not None:
@@ -116,18 +119,19 @@ def kill(handle: Handle) -> None:
 
 
 def adopt(started: Mapping[str, Any], folder: str) -> Handle | None:
-    """host, pid and start time are in attempt.json; only the boot is not known."""
-    facts = {key: started.get(key) for key in ("host", "pid", "process_start")}
-    return {"kind": "local", **facts, "boot": None, "attempt_folder": folder}
+    """The supervisor as it noted itself, else the worker, by attempt.json, of an attempt started by hand. Its boot is not known."""
+    noted = read_object(AttemptFolder(Path(folder)).supervisor) or started
+    facts = {key: noted.get(key) for key in ("host", "pid", "process_start")}
+    return {"kind": "local", **facts, "boot": None, "attempt_folder": noted.get("attempt_folder", folder)}
 
 
 def find(run: RunFolder) -> Handle | None:  # noqa: ARG001  every target has these arguments
-    """None: a worker is started at once, and notes itself in attempt.json."""
+    """None: a supervisor is started at once, and notes itself in the attempt's folder."""
     return None
 
 
 def bring(run: RunFolder, handle: Handle, ranks: frozenset[int] | None) -> list[str]:  # noqa: ARG001
-    """Nothing: the worker writes into the run's folder itself."""
+    """Nothing: worker and supervisor write into the run's folder themselves."""
     return []
 
 

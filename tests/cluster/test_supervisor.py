@@ -253,7 +253,7 @@ def test_a_container_that_cannot_start_is_a_bad_node(run: Supervised) -> None:
     assert run.attempts() == [1, 2]
     assert [run.decision(number)["action"] for number in (1, 2)] == ["restart", "stop"]
     assert run.decision(2)["charged"] == "bad_nodes"
-    assert run.decision(2)["spent"] == {"failures": 0, "preemptions": 0, "bad_nodes": 2}
+    assert run.decision(2)["spent"] == {"failures": 0, "preemptions": 0, "bad_nodes": 2, "rollbacks": 0}
     result = run.result(2)
     assert (result["code"], result["outcome"], result["ranks"]) == (79, "bad_node", [])
     assert result["reason"].startswith("no worker began: pyxis: failed to import docker image: ghcr.io#no/such")
@@ -281,6 +281,29 @@ def test_a_node_that_fails_its_check_is_left_out_for_a_spare(run: Supervised) ->
     assert "ECC: GPU 0: 3 uncorrected errors" in run.result(1)["reason"]
     assert [run.json("attempt-node1.json", number)["host"] for number in (1, 2)] == ["n1", "n2"]
     assert {each["level"] for each in run.json("health-node1.json", 2)["findings"]} <= {"ok", "warn"}
+
+
+def test_a_node_whose_gpus_idle_in_a_stall_is_left_out_for_a_spare(run: Supervised) -> None:
+    run.write(
+        "mode=hang at=3 attempt=1",
+        nodes=3,
+        monitor={"stall": "act", "stall_seconds": 2},
+        restarts={"failures": 1, "pause_seconds": 0.1},
+    )
+    tool = run.path.parent / "bin" / "nvidia-smi"
+    tool.write_text(
+        "#!/bin/sh\ngrep -q flight/node1/ /proc/$PPID/cmdline && busy=0 || busy=100\n"
+        'case "$*" in *query-gpu*) echo "0, 200.00, 700.00, $busy, 1980, 1980, 41, 1024, 0x0";; esac\n'
+    )
+    tool.chmod(0o755)
+    run.submit("-N4").wait("COMPLETED", seconds=120)
+    assert run.attempts() == [1, 2]
+    assert [run.json(f"flight-node{node}.json", 1)["complete"] for node in range(3)] == [True] * 3
+    first = run.decision(1)
+    assert (first["action"], first["charged"], first["exclude"]) == ("restart", "failures", ["n1"])
+    assert "no step for" in first["reason"]
+    assert "node 1 (n1) stands out: a GPU of it is at 0 %, the others work" in first["reason"]
+    assert run.json("attempt-node1.json", 2)["host"] == "n2"
 
 
 def test_it_runs_in_the_container(run: Supervised) -> None:

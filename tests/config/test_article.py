@@ -133,6 +133,7 @@ EXTRA: dict[str, tuple[object, str]] = {
     "enable_goodput_recording": (False, "the same"),
     "monitor_goodput": (False, "the same"),
     "log_config": (False, "what is printed at the start"),
+    "enable_tensorboard": (False, "files beside the training"),
 }
 """Keys that the launcher adds, with their values and why none changes the training."""
 

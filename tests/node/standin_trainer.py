@@ -1,7 +1,7 @@
 """A trainer that says and does what maxtext 0.2.5 says and does, in milliseconds: `python -m standin_trainer YML k=v ...`.
 
 The texts are MaxText's own (metric_logger.py, train.py, checkpointing.py, pyconfig.py). What it does is told by keys:
-mode=finish|die|overflow|config|deaf|early|exhausted|hang_at_exit|show|grandchild|bytes, rank=K (whom the mode concerns),
+mode=finish|die|hang|overflow|config|deaf|early|exhausted|hang_at_exit|show|grandchild|bytes, rank=K (whom the mode concerns),
 at=STEP, autocheckpoint=true|false, pause=SECONDS a step, plus MaxText's steps, checkpoint_period, run_name,
 base_output_directory.
 """
@@ -106,6 +106,14 @@ def meet():
     return start
 
 
+def wait_in_a_driver():
+    time.sleep(600)
+
+
+def wait_for_the_other_ranks():
+    time.sleep(600)
+
+
 def loop():
     for step in range(meet(), STEPS):
         if KEYS.get("pause"):
@@ -115,6 +123,9 @@ def loop():
             raise ValueError("NCCL operation failed: unhandled system error")
         if MODE == "die" and not CONCERNED and step == AT:
             time.sleep(600)  # a collective that waits for the dead rank
+        if MODE == "hang" and step == AT:
+            sys.stdout.flush()
+            (wait_in_a_driver if CONCERNED else wait_for_the_other_ranks)()
         if MODE == "overflow" and step == AT + 3 and (DEMAND > CAPACITY or KEYS.get("always")):
             print(f"E1129 17:35:54.037729 140675135284544 train.py:1439] {OVERFLOW.format(at=AT, end=step)}")
             step_line(step)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from launcher.node import alarms
 from launcher.node.alarms import Alarms
 from launcher.node.clock import Clock
-from launcher.node.scan import read_piece
-from launcher.node.table import Row
+from launcher.node.scan import metrics, read_piece
+from launcher.node.table import Row, joined
 
 DAY = 86400.0
 
@@ -60,6 +60,83 @@ def test_a_clean_run_raises_no_alarm_and_neither_does_a_day_of_it(name):
     day = stretched(rows, DAY)
     assert day[-1].at >= DAY
     assert fed(day) == []
+
+
+def test_the_gradients_of_a_real_run_raise_no_alarm_and_neither_does_a_day_of_its_end():
+    """Two attempts of maxtext 0.2.5 on CPUs that learn one batch by heart: the norm falls from 0.6 to 0.002."""
+    rows = [
+        joined(1, int(entry["step"]), None, None, entry)
+        for entry in metrics((recorded.FOLDER / "cpu_tiny_metrics.jsonl").read_bytes())
+    ]
+    numbers = [row._replace(seconds=None) for row in rows]  # it had one core for all its ranks: its steps did stop
+    assert (len(rows), fed(numbers)) == (239, [])
+    cycle = numbers[-60:] + numbers[-2:-60:-1]
+    assert fed([cycle[step % len(cycle)]._replace(step=step) for step in range(8640)]) == []
+
+
+def gradients(norms):
+    return [Row(1, step, 1000.0 + 2 * step, 2.0, loss=3.0, grad_norm=norm) for step, norm in enumerate(norms)]
+
+
+@pytest.mark.parametrize(
+    ("height", "kinds"), [(1.9, []), (4.0, ["grad_spike"]), (1e6, ["grad_spike"]), (math.inf, ["nan"])]
+)
+def test_a_gradient_that_is_many_times_the_usual_is_told(height, kinds):
+    norms = [1.0 + (step % 5) / 20 for step in range(200)]
+    norms[150] *= height
+    found = fed(gradients(norms))
+    assert [(alarm.kind, alarm.step, alarm.since) for alarm in found] == [(kind, 150, 150) for kind in kinds]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(0.5, 1.4), min_size=50, max_size=300), st.floats(1e-6, 1e6))
+def test_gradients_that_vary_by_a_factor_of_two_are_no_spikes(norms, level):
+    assert told(gradients([level * norm for norm in norms])) == []
+
+
+def loads(values, **more):
+    return [Row(1, step, demand=value, capacity=1e9, **more) for step, value in enumerate(values)]
+
+
+def test_a_router_that_leaves_its_balance_is_told_once_and_when_that_began():
+    usual = [100.0 + step % 3 for step in range(200)]
+    (alarm,) = fed(loads([*usual, *[170.0] * 100]))
+    assert (alarm.kind, alarm.since) == ("imbalance", alarm.step - alarms.LOAD_STEPS + 1)
+    assert 200 <= alarm.step <= 200 + alarms.LOAD_STEPS
+    again = told(loads([*usual, *[170.0] * 40, *usual, *[170.0] * 40]))
+    assert [kind for kind, _ in again] == ["imbalance", "imbalance"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[100.0] * 300, [300.0] * 300, [100.0, 190.0] * 150, [100.0] * 150 + [400.0] * 7 + [100.0] * 150, [100.0] * 20 + [200.0] * 10],
+    ids=["balanced", "never was", "restless", "a few steps", "too young"],
+)  # fmt: skip
+def test_a_router_that_is_as_it_was_is_not_told(values):
+    assert told(loads(values)) == []
+
+
+def test_maxtexts_own_load_ratio_counts_where_it_is_printed():
+    ratios = [1.1] * 150 + [2.0] * 40
+    rows = [Row(1, step, demand=5.0, others=f'{{"moe_max_load_ratio": {ratio}}}') for step, ratio in enumerate(ratios)]
+    assert [kind for kind, _ in told(rows)] == ["imbalance"]
+
+
+@pytest.mark.parametrize(("norm", "since"), [(None, 2), (1.0, 3)])
+def test_the_update_before_a_nan_is_clean_only_when_its_gradient_was_a_number(norm, since):
+    rows = run_of([9.0, 9.0, 9.0, math.nan], grad_norm=norm)
+    (alarm,) = fed([*rows[:3], rows[3]._replace(grad_norm=math.nan)])
+    assert (alarm.kind, alarm.step, alarm.since) == ("nan", 3, since)
+
+
+def test_a_nan_is_told_again_in_the_next_attempt_and_a_spike_is_judged_by_what_counts():
+    bad = [9.0] * 40 + [math.nan]
+    assert told([*run_of(bad), *(row._replace(attempt=2) for row in run_of(bad)[30:])]) == [("nan", 40), ("nan", 40)]
+    jump = [9.0] * 40 + [20.0] * 5
+    assert told([*run_of(jump), *(row._replace(attempt=2) for row in run_of(jump)[30:])]) == [
+        ("loss_spike", 40),
+        ("loss_spike", 40),
+    ]
 
 
 def test_a_loss_that_is_no_number_is_told_once():

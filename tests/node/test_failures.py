@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.node.failures import ACTIONS, Signature, Tail, recognise
-from launcher.runs.causes import own_signatures
+from launcher.render.failure_table import own_signatures
 
 ANCHOR = 1795973700.0  # 2026-11-29 17:35:00 UTC
 TABLE = own_signatures()
@@ -78,6 +78,24 @@ def test_the_first_failure_is_found_in_any_order_of_ranks(order, first, noise):
 
 def test_what_other_ranks_died_of_counts_only_alone():
     assert recognise([rank(0, line(1, "heartbeat"))], TWO).signature.name == "effect"
+
+
+TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 1', "ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize("after", [(), (line(12, "heartbeat at the exit"),)])
+@pytest.mark.parametrize("place", ["rank", "srun"])
+def test_an_unknown_failure_counts_before_what_others_died_of(after, place):
+    others = Tail("another", place, [line(11, "heartbeat")])
+    table = (*TWO, signature("there", "heartbeat", where="srun", consequence=True))
+    for tails in ([others, rank(1, *TRACEBACK, *after)], [rank(1, *TRACEBACK, *after), others]):
+        found = recognise(tails, table)
+        assert (found.signature, found.who, found.line) == (None, "rank 1", TRACEBACK[-1])
+
+
+def test_an_exception_over_a_consequence_is_one():
+    lines = [*TRACEBACK[:-1], "RuntimeError: heartbeat of rank 3 is missing", *TRACEBACK]
+    assert recognise([rank(0, *lines), rank(1, "fine")], TWO).signature.name == "effect"
 
 
 def test_a_line_without_a_stamp_takes_the_time_before_it():

@@ -91,8 +91,9 @@ VERDICT = Verdict(Code.OVERFLOW, Outcome.OVERFLOW, SEEN.text, 0, 3, None)
 class Launched:
     """What act reads of launch.json."""
 
-    def __init__(self, mode="act", period=2):
+    def __init__(self, mode="act", period=2, largest=None):
         self.overflow, self.checkpoint_period, self.checkpointing = mode, period, True
+        self.largest_factor = largest
 
 
 def text(step=5, check=8, demand=101120, there=98304, factor="1.0"):
@@ -177,9 +178,70 @@ def test_stop_leaves_it_to_a_person_and_says_what_would_help(tmp_path):
     save(tmp_path / "checkpoints", 6)
     verdict = act(tmp_path, text(), launch=Launched("stop"))
     assert verdict.code == 76
-    assert verdict.reason.endswith("set moe.ragged_buffer_factor=1.29, or monitor.overflow=act")
+    assert (
+        "set moe.ragged_buffer_factor=1.29, or monitor.overflow=act; the checkpoint(s) of step 6 hold it"
+        in verdict.reason
+    )
     assert not (tmp_path / "adjust.json").exists()
     assert committed_steps(tmp_path / "checkpoints") == [6]
+
+
+def test_warn_changes_no_factor_and_goes_on_from_the_clean_checkpoint(tmp_path):
+    save(tmp_path / "checkpoints", 4, 6)
+    verdict = act(tmp_path, text(step=5), launch=Launched("warn"))
+    assert (verdict.code, verdict.checkpoint) == (76, 4)
+    assert "set moe.ragged_buffer_factor=1.29; monitor.overflow=warn starts again as it was" in verdict.reason
+    assert not (tmp_path / "adjust.json").exists()
+    assert committed_steps(tmp_path / "checkpoints") == [4]
+
+
+@pytest.mark.parametrize(
+    ("largest", "code", "factor"),
+    [
+        (None, 76, 1.29),  # not known
+        (-1, 76, 1.29),  # even the worst case fits
+        (1.29, 76, 1.29),
+        (1.28, 76, 1.28),  # less of a margin
+        (1.09, 76, 1.09),
+        (1.08, 78, None),  # 1.029 would have held, with nearly no margin
+        (1.0, 78, None),
+    ],
+)
+def test_the_factor_stays_within_what_the_gpus_memory_takes_by_the_plan(tmp_path, largest, code, factor):
+    save(tmp_path / "checkpoints", 6)
+    verdict = act(tmp_path, text(), launch=Launched(largest=largest))
+    assert verdict.code == code
+    if factor is None:
+        assert (
+            f"a GPU's memory takes at most {largest:g}: type a smaller trainer.per_device_batch_size" in verdict.reason
+        )
+        assert not (tmp_path / "adjust.json").exists()
+        assert committed_steps(tmp_path / "checkpoints") == [6]
+    else:
+        assert adjusted(tmp_path)["maxtext"] == {"ragged_buffer_factor": factor}
+
+
+@pytest.mark.parametrize(("largest", "code"), [(-1, 76), (None, 76), (3.0, 76), (2.5, 76), (2.05, 78)])
+def test_the_worst_case_is_taken_only_where_it_fits(tmp_path, largest, code):
+    """All tokens of two ranks go to one: 2.0 would have held, 2.5 with the margin is the worst case."""
+    sizes = (
+        "Bootstrapping TE MoE EP: world=2 rank=0 ep=2 num_experts=64 max_tokens_per_rank=16384 recv_capacity_per_rank=1"
+    )
+    run = RunFolder(tmp_path)
+    seen = Verdict(Code.OVERFLOW, Outcome.OVERFLOW, "it overflowed", 0, 3, None)
+    verdict = overflow.act(
+        seen,
+        ends(sizes, text(demand=196608)),
+        launch=Launched(largest=largest),
+        run=run,
+        attempt=run.attempt(1),
+        checkpoints=tmp_path / "checkpoints",
+    )
+    assert verdict.code == code
+    if code == 76:
+        assert adjusted(tmp_path)["maxtext"]["ragged_buffer_factor"] == (-1 if largest in (-1, None) else largest)
+    else:
+        assert "ragged_buffer_factor=the worst case (-1) is wanted (2.000 would have held)" in verdict.reason
 
 
 @pytest.mark.parametrize(

@@ -71,3 +71,28 @@ def test_a_failure_on_another_node_gives_10_seconds_too():
     assert not stopping.is_due(59)
     assert stopping.is_due(60)
     assert stopping.why == "killed 10 s after node 7 failed"
+
+
+def test_a_stall_elsewhere_leaves_time_for_evidence_and_ends_nothing_by_itself_before():
+    stopping = Stopping(60, checkpointing=True)
+    stopping.on_peer_stall(3, 100)
+    assert not stopping.is_ending
+    assert not stopping.is_due(219)
+    assert stopping.is_due(220)
+    assert stopping.why == "killed 120 s after node 3 saw a stall"
+    stopping.on_peer_failure(3, 110)
+    assert stopping.is_ending
+    assert stopping.is_due(120)
+
+
+def test_whatever_ends_the_training_is_known():
+    for begin in (
+        lambda stopping: stopping.on_signal(signal.SIGTERM, 1),
+        lambda stopping: stopping.on_exit(0, 0, 1),
+        lambda stopping: stopping.on_exit(0, 1, 1),
+        lambda stopping: stopping.on_peer_failure(1, 1),
+    ):
+        stopping = Stopping(60, checkpointing=True)
+        assert not stopping.is_ending
+        begin(stopping)
+        assert stopping.is_ending

@@ -4,7 +4,8 @@ import signal
 
 import pytest
 
-from launcher.node.codes import Outcome, exit_code_of, outcome_of
+from launcher.node.codes import Code, Outcome, exit_code_of, outcome_of
+from launcher.node.monitor import Stop
 from launcher.node.observe import Observed
 from launcher.node.verdict import Asked, RankEnd, judge
 
@@ -182,3 +183,26 @@ def test_outcomes():
         "trainer",
         "trainer",
     ]
+
+
+@pytest.mark.parametrize("code", [Code.STALLED, Code.DIVERGED])
+def test_what_the_monitor_asked_for_is_the_verdict(code):
+    ends = [end(steps=range(5), returncode=-9, killed=True), end(1, steps=range(4), returncode=-9, killed=True)]
+    verdict = judge(ends, asked(stop=Stop(code, "as the monitor saw it"), why_killed="as the monitor saw it"))
+    assert codes(verdict) == (code, outcome_of(code))
+    assert (verdict.reason, verdict.last_step) == ("as the monitor saw it", 4)
+
+
+def test_a_rank_that_failed_in_the_moment_before_explains_more_than_the_monitor():
+    ends = [
+        end(steps=range(5), returncode=1, lines=["ValueError: disk full"]),
+        end(1, steps=range(5), returncode=-9, killed=True),
+    ]
+    assert (
+        judge(ends, asked(stop=Stop(77, "no step"))).reason == "rank 0 ended with return code 1: ValueError: disk full"
+    )
+
+
+def test_a_finished_training_that_was_stopped_as_it_ended_is_finished():
+    ends = [end(steps=range(10)), end(1, steps=range(10), returncode=-9, killed=True)]
+    assert judge(ends, asked(stop=Stop(77, "no step"), checkpoints=[9])).code == Code.FINISHED

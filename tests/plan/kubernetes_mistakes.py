@@ -173,6 +173,7 @@ RIGHT = [
     f"{K}.namespace=moe {K}.service_account=launcher {K}.image_pull_secrets=[ghcr] {K}.cpu=140 {K}.memory_gib=850 {K}.shm_gib=64 {K}.ttl_seconds=604800 {K}.active_deadline_seconds=86400",
     f"{K}.compute_domain_nodes=32 monitor.max_preemptions=0 monitor.overflow=stop monitor.max_failures=0 trainer.stop_grace_seconds=0",
     "container.workdir=/opt/maxtext checkpoint.directory=/runs/shared +env.vars.QUOTES=\"'a \\\" $b: #c'\"",
+    f"monitor.metrics_port=9400 monitor.webhook=CHAT env.secrets=[CHAT] +{K}.secrets.CHAT=chat/url",
     "container.image=registry.example:5000/team/jax@sha256:" + "0" * 64,
     f"'{P}.affinity={{nodeAffinity: {{requiredDuringSchedulingIgnoredDuringExecution: {{nodeSelectorTerms: [{{matchExpressions: [{{key: a, operator: In, values: [b]}}]}}]}}}}}}'",
 ]  # fmt: skip

@@ -191,7 +191,7 @@ ROWS = [
     Row(DSV3, "monitor.stall=kill", "MONITOR_WORD", "monitor.stall", "monitor.stall=act"),
     Row(DSV3, "monitor.straggler=excluded", "MONITOR_WORD", "monitor.straggler", "monitor.straggler=exclude"),
     Row(DSV3, "+monitor.max_of_kind.network=often", "MONITOR_KIND", "monitor.max_of_kind.network", "+monitor.max_of_kind.network=3"),
-    Row(DSV3, "monitor.prometheus_port=80", "MONITOR_PORT", "monitor.prometheus_port", "monitor.prometheus_port=9400"),
+    Row(DSV3, "monitor.metrics_port=80", "MONITOR_PORT", "monitor.metrics_port", "monitor.metrics_port=9400"),
     Row(DSV3, "monitor.webhook=SLACK", "MONITOR_WEBHOOK", "monitor.webhook", "monitor.webhook=SLACK env.secrets=[SLACK]"),
     Row(DSV3, "monitor.webhook=https://hooks.example.com/1", "MONITOR_WEBHOOK", "monitor.webhook", "monitor.webhook=WEBHOOK_URL env.secrets=[WEBHOOK_URL]"),
     Row(DSV3, "monitor.loss_spike=rollback", "MONITOR_ROLLBACK", "monitor.loss_spike", "checkpoint=periodic", Severity.WARNING),

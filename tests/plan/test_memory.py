@@ -172,3 +172,34 @@ def test_kept_tensors_of_a_layer_by_hand() -> None:
     found = case("+exp=dsv3_128gpu")
     widths = activations.widths(found, True)
     assert sum(widths.get(name, 0) for name in activations.places(found)) == 74368
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("+exp=dsv3_128gpu_fits",), ("+exp=dsv3_1024gpu",), ("+exp=dsv3_1024gpu", "trainer.per_device_batch_size=8"),
+     ("+exp=dsv3_128gpu_fits", "trainer.per_device_batch_size=8")],
+)  # fmt: skip
+def test_the_largest_factor_is_not_over_and_the_next_one_is(words: tuple[str, ...]) -> None:
+    def verdict(factor: float) -> Verdict | None:
+        return estimate(*words, f"moe.ragged_buffer_factor={factor}").verdict
+
+    asked = case(*words)
+    largest = memory.largest_factor(asked)
+    assert largest is not None
+    if largest == -1:
+        assert verdict(-1) is not Verdict.OVER
+    else:
+        assert largest >= asked.values.number("ragged_buffer_factor")
+        assert verdict(largest) is not Verdict.OVER
+        assert verdict(round(largest + 0.01, 2)) is Verdict.OVER
+        assert verdict(-1) is Verdict.OVER
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("+exp=moe_tiny_cpu",), ("+exp=dsv3_128gpu",), ("+exp=dsv3_1024gpu", "hardware.hbm_bytes=0"),
+     ("+exp=dsv3_1024gpu", "moe.te_moe_block=false")],
+    ids=["no TE", "over already", "memory not known", "MaxText's own path"],
+)  # fmt: skip
+def test_where_the_memory_is_not_known_no_factor_is_said_to_be_too_large(words: tuple[str, ...]) -> None:
+    assert memory.largest_factor(case(*words)) is None

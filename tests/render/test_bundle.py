@@ -42,7 +42,8 @@ def diff(one: Path, other: Path) -> str:
 def test_the_files_are_those_of_the_contract(bundle: Bundle) -> None:
     ours = {name for name in bundle.files if not name.startswith("node/")}
     assert ours == {
-        "experiment.yaml", "maxtext.yml", "env", "xla_flags", "launch.json", "plan.txt", "plan.json", "job.sbatch", "manifest.json",
+        "experiment.yaml", "maxtext.yml", "env", "xla_flags", "launch.json", "failures.json", "plan.txt", "plan.json", "job.sbatch",
+        "manifest.json",
     }  # fmt: skip
     node = {name: data for name, data in bundle.files.items() if name.startswith("node/")}
     assert node == {f"node/{file.name}": file.read_bytes() for file in NODE.glob("*.py")}
@@ -75,7 +76,7 @@ def test_the_name_says_what_was_asked_and_not_which_launcher_rendered_it(bundle:
         del files["manifest.json"]
         return seal("dsv3_128gpu", files)
 
-    for name in ("node/worker.py", "node/new.py", "job.sbatch", "plan.txt"):
+    for name in ("node/worker.py", "node/new.py", "job.sbatch", "failures.json", "plan.txt"):
         newer = resealed(name, b"# of a newer launcher\n")
         assert newer.name == bundle.name
         assert newer.content != bundle.content
@@ -85,6 +86,22 @@ def test_the_name_says_what_was_asked_and_not_which_launcher_rendered_it(bundle:
         assert resealed(name, b"a: 1\n").name != bundle.name
     assert bundle.name.startswith("dsv3_128gpu-")
     assert render(plan_of("+exp=dsv3_128gpu", "trainer.steps=7")).name != bundle.name
+
+
+def test_a_users_own_failures_come_first_in_the_bundle_and_wrong_ones_are_refused(
+    bundle: Bundle, plan_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = '[[failure]]\nname = "ours"\nwhere = ["rank"]\npatterns = ["filer-7"]\ncause = "the filer"\naction = "stop"\n'
+    monkeypatch.setenv("LAUNCHER_CONF", str(tmp_path))
+    (tmp_path / "failures.toml").write_text(row)
+    mine = render(plan_of("+exp=dsv3_128gpu"))
+    own, theirs = (json.loads(one.files["failures.json"])["failures"] for one in (bundle, mine))
+    assert theirs[1:] == own
+    assert (theirs[0]["name"], theirs[0]["action"], theirs[0]["kind"]) == ("ours", "stop", "")
+    assert mine.name == bundle.name
+    (tmp_path / "failures.toml").write_text(row.replace("stop", "dance"))
+    with pytest.raises(Refused, match=r"failures\.toml, failure ours: action 'dance' is not known"):
+        render(plan_of("+exp=dsv3_128gpu"))
 
 
 def test_the_same_with_another_worker_is_not_overwritten(bundle: Bundle, tmp_path: Path) -> None:

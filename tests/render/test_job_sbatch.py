@@ -185,7 +185,14 @@ def test_launch_json_tells_the_supervisor_what_sruns_steps_need(plan_of) -> None
     image = "ghcr.io#nvidia/jax:maxtext-2026-09-09"
     mounts = ["/lustre:/lustre"]
     assert told["container"] == {"image": image, "file": None, "mounts": mounts, "workdir": "/lustre", "env": names}
-    assert told["restarts"] == {"failures": 1, "preemptions": 1000, "bad_nodes": 5, "pause_seconds": 5}
+    assert told["restarts"] == {
+        "failures": 1,
+        "preemptions": 1000,
+        "bad_nodes": 5,
+        "rollbacks": 2,
+        "kinds": {},
+        "pause_seconds": 5,
+    }
     assert (told["nodes_per_domain"], told["expert_nodes"], told["numa"]) == (16, 2, 2)
     assert told["signal_seconds"] == 720
 

@@ -61,3 +61,22 @@ def test_an_image_of_a_registry_becomes_a_file_where_there_is_a_folder_for_it(im
     (tmp_path / "launch.json").write_text(json_text(launch(plan_of(*words, "container.import_folder=/shared/images/"))))
     assert read_launch(tmp_path / "launch.json").container.file == file
     assert launch(plan_of(*words))["container"]["file"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "seed"),
+    [
+        ((), None),  # synthetic: one batch for ever
+        (("data=grain",), 0),
+        (("data=grain", "+maxtext.data_shuffle_seed=7"), 7),
+        (("data=grain", "+maxtext.enable_data_shuffling=false"), None),
+        (("data=grain", "data.grain_file_type=mmap_npy"), None),
+        (("data=hf",), 0),
+    ],
+)
+def test_the_seed_is_named_where_another_one_brings_other_data(words, seed, plan_of, tmp_path) -> None:
+    told = launch(plan_of("+exp=dsv3_128gpu_fits", *words))
+    assert told["data_seed"] == seed
+    (tmp_path / "launch.json").write_text(json_text(told))
+    read = read_launch(tmp_path / "launch.json")
+    assert (read.data_seed, read.largest_factor) == (seed, told["largest_factor"])

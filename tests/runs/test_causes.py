@@ -7,6 +7,8 @@ import recorded
 from handmade import add_attempt, gone, make_run
 
 from launcher.issue import Refused
+from launcher.node.causes import tails
+from launcher.render import failure_table
 from launcher.runs import causes
 from launcher.runs.attempts import judge_one
 from launcher.runs.progress import Figures, report_line
@@ -71,7 +73,7 @@ def test_a_users_row_wins_and_the_launchers_stay(run, conf):
 def test_a_wrong_row_is_an_issue(conf, old, new, said):
     (conf / "failures.toml").write_text(OWN.replace(old, new))
     with pytest.raises(Refused) as refused:
-        causes.signatures()
+        failure_table.signatures()
     issues = refused.value.issues
     assert any(said in issue.message and str(conf) in issue.message and issue.hint for issue in issues), issues
 
@@ -79,7 +81,7 @@ def test_a_wrong_row_is_an_issue(conf, old, new, said):
 def test_all_that_is_wrong_is_told_at_once(conf):
     (conf / "failures.toml").write_text(OWN.replace('"stop"', '"x"') + OWN.replace("cause =", "reason ="))
     with pytest.raises(Refused) as refused:
-        causes.signatures()
+        failure_table.signatures()
     assert len(refused.value.issues) == 3
 
 
@@ -87,7 +89,7 @@ def test_all_that_is_wrong_is_told_at_once(conf):
 def test_status_tells_cause_and_advice_of_a_recorded_failure(run, name, cause):
     failed(run, *recorded.lines(name))
     status = status_of(run)
-    row = next(row for row in causes.own_signatures() if row.name == cause)
+    row = next(row for row in failure_table.own_signatures() if row.name == cause)
     assert status.cause.startswith(f"{row.cause} (rank 0: ")
     assert status.advice.endswith(row.help)
     assert f"cause       {status.cause}" in status_text(status)
@@ -111,7 +113,7 @@ def test_only_the_end_of_a_huge_log_is_read(run):
         run, "OSError: [Errno 28] No space left on device", *["x" * 999] * 100, "OSError: Stale file handle"
     )
     assert causes.cause_of(attempt).signature.name == "stale_storage"
-    (tail,) = causes.tails(attempt)
+    (tail,) = tails(attempt)
     assert sum(map(len, tail.lines)) < 1 << 15
 
 

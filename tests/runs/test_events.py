@@ -82,6 +82,17 @@ def test_the_story_in_order(run):
     assert found[13].step == 40
 
 
+def test_a_rollback_is_told_by_where_it_went_and_with_which_data(run):
+    data = {"key": "data_shuffle_seed", "old": 0, "new": 1}
+    entry = {"attempt": 1, "key": "rollback", "old": 25, "new": 20, "kind": "nan", "why": "the loss is nan at step 25"}
+    run.layout.adjust.write_text(json.dumps({"history": [{**entry, "data": data, "at": BEGIN + 39.5}]}))
+    (event,) = [event for event in told.events(told.read(run)[1], run) if event.kind == "rollback"]
+    assert (event.attempt, event.text) == (
+        1,
+        "back to the checkpoint of step 20, with other data (data_shuffle_seed 0 -> 1): the loss is nan at step 25",
+    )
+
+
 def test_lines_and_json_tell_the_same(run, tmp_path, capsys):
     assert main(["events", run.name, "--runs", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -154,3 +165,13 @@ def test_an_end_that_was_asked_for_has_no_cause(tmp_path):
     mark_cancelled(attempt)
     assert "unknown_failure" not in kinds(run)
     assert "attempt_ended" in kinds(run)
+
+
+@pytest.mark.parametrize(("outcome", "code", "is_looked_up"), [("trainer", 1, True), ("diverged", 74, False)])
+def test_the_table_does_not_speak_against_a_rollback(tmp_path, outcome, code, is_looked_up):
+    run = make_run(tmp_path)
+    result = {"outcome": outcome, "code": code, "reason": "NaN", "started": BEGIN, "ended": BEGIN + 9}
+    line = "I1129 17:35:21.969282 140264848128896 metric_logger.py:349] Aborting training due to NaN loss.\n"
+    begin(run, 1, BEGIN, log=line, result=result)
+    assert ("nan_loss" in kinds(run)) is is_looked_up
+    assert "aborted" in kinds(run)

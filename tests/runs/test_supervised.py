@@ -7,7 +7,7 @@ import pytest
 from handmade import add_attempt, gone, make_run, me, step_line
 
 from launcher.runs import attempts, store, watch
-from launcher.runs.attempts import State, by_files, by_sight, mark_cancelled, must_ask
+from launcher.runs.attempts import State, by_files, by_sight, judge_one, mark_cancelled, must_ask
 from launcher.runs.decisions import suspects
 from launcher.runs.status import describe, status_of
 from launcher.runs.watch import Watch
@@ -150,9 +150,21 @@ def test_the_job_is_in_the_status(run):
     assert status_of(run).job == "12"
 
 
-def test_a_local_run_needs_no_decision(tmp_path):
+def test_an_end_of_which_no_supervisor_is_left_needs_no_decision(tmp_path):
     run = make_run(tmp_path, "local-00000000")
     add_attempt(run, handle=gone(), log=LINES, result=FAILED)
+    assert judge_one(run).state is State.FAILED
+    decide(add_attempt(run, handle=gone(), log=LINES, result=FAILED), "restart", pause_seconds=40)
+    assert judge_one(run).state is State.FAILED
+
+
+def test_a_local_supervisor_decides_and_waits(tmp_path):
+    run = make_run(tmp_path, "local-00000000")
+    attempt = add_attempt(run, handle=me(), log=LINES, result=FAILED)
+    assert judge_one(run).state is State.RESTARTING
+    decide(attempt, "restart", pause_seconds=40)
+    assert judge_one(run).reason.startswith(("in 40 s, once more", "in 39 s, once more"))
+    decide(attempt, "stop")
     assert by_files(run).state is State.FAILED
 
 
@@ -164,7 +176,7 @@ def test_a_scheduler_is_asked_less_and_less_often(monkeypatch, tmp_path):
     asked = []
     look = local.look
     monkeypatch.setattr(local, "look", lambda handles: asked.append(1) or look(handles))
-    monkeypatch.setattr(attempts.base, "SUPERVISED", frozenset({"local"}))
+    monkeypatch.setattr(attempts.base, "CLUSTERS", frozenset({"local"}))
     watched = Watch(run)
     states = {watched.look().state for _ in range(50)}
     assert states == {State.STARTING}

@@ -31,6 +31,10 @@ AWKWARD = {
 }
 
 
+# For what is about one attempt: a supervisor shall not start the next one by itself.
+ONE_ATTEMPT = ("monitor.max_failures=0", "monitor.max_preemptions=0", "monitor.max_bad_nodes=0")
+
+
 class Harness(Protocol):
     """What a target's own test file provides.
 

@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from bench import Bench
+from bench import ONE_ATTEMPT, Bench
 
 from launcher.runs.attempts import handle_file, judge_one, newest
 from launcher.runs.store import read_object
@@ -14,13 +14,7 @@ from launcher.targets import slurm_queue
 
 
 class SlurmHarness:
-    # The suite is about one attempt: the supervisor shall not start the next one by itself.
-    words = (
-        "target=slurm",
-        "monitor.max_failures=0",
-        "monitor.max_preemptions=0",
-        "monitor.max_bad_nodes=0",
-    )
+    words = ("target=slurm", *ONE_ATTEMPT)
     seconds_between_looks = 0.2
 
     def kill_worker(self, run):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from bench import Bench, result, wait_until
+from bench import ONE_ATTEMPT, Bench, result, wait_until
 
 from launcher.issue import Refused
 from launcher.render.bundle import render
@@ -19,7 +19,7 @@ from launcher.targets.base import Presence
 
 
 class Harness:
-    words = ("target=local",)
+    words = ("target=local", *ONE_ATTEMPT)
 
 
 @pytest.fixture

@@ -5,18 +5,19 @@ import signal
 import time
 
 import pytest
+from bench import ONE_ATTEMPT
 from conformance import Conformance
 
 from launcher.runs.attempts import judge_one, newest
+from launcher.runs.store import read_object
 from launcher.targets import local, processes
 
 
 class LocalHarness:
-    words = ("target=local",)
+    words = ("target=local", *ONE_ATTEMPT)
 
     def kill_worker(self, run):
-        handle = judge_one(run).handle
-        os.kill(handle["pid"], signal.SIGKILL)
+        os.kill(read_object(newest(run).started())["pid"], signal.SIGKILL)
 
     def preempt(self, run):
         os.kill(judge_one(run).handle["pid"], signal.SIGTERM)
@@ -25,7 +26,10 @@ class LocalHarness:
         """A killed process is there until it is reaped; a moment is given for that."""
         deadline = time.monotonic() + 5
         while True:
-            found = [pid for pid, _ in processes.marked(local.MARK, str(newest(run).path))]
+            first = str(run.layout.attempt(1).path)
+            found = [
+                pid for folder in {first, str(newest(run).path)} for pid, _ in processes.marked(local.MARK, folder)
+            ]
             if not found or time.monotonic() > deadline:
                 return found
             time.sleep(0.02)

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import signal
+import struct
 import sys
 
 import pytest
@@ -33,6 +34,7 @@ pytestmark = [
 def submit(tmp_path):
     """Submits the tiny MoE (2 processes, expert parallelism 2) on this Python."""
     words = ["+exp=moe_tiny_cpu", f"trainer.steps={STEPS}", f"checkpoint.checkpoint_period={PERIOD}"]
+    words.append("monitor.enable_tensorboard=true")
     plan = make(Composer().compose(words).experiment)
     environ = {**os.environ, local.PYTHON: sys.executable}
 
@@ -47,6 +49,23 @@ def submit(tmp_path):
 def steps_of(run, attempt):
     lines = run.layout.attempt(attempt).rank_log(0).read_text(errors="replace").splitlines()
     return [step for step in map(parse_step, lines) if step is not None]
+
+
+def scalars(run, name):
+    """What TensorBoard would draw: step -> value, from the event files (TFRecords: length, its CRC, an Event, its CRC)."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = {}
+    for path in sorted((run.layout.output / run.name / "tensorboard").rglob("events.out.tfevents.*")):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack_from("<Q", data)
+            event = Event.FromString(data[12 : 12 + length])
+            for value in event.summary.value:
+                if value.tag == name:
+                    found[event.step] = value.simple_value
+            data = data[12 + length + 4 :]
+    return found
 
 
 def test_a_killed_run_resumes_and_finishes(submit):
@@ -82,6 +101,8 @@ def test_a_killed_run_resumes_and_finishes(submit):
         if step.step in losses:
             assert step.loss == pytest.approx(losses[step.step], rel=2e-3)
     assert after[-1].loss < before[0].loss
+    drawn = scalars(run, "learning/loss")
+    assert {step.step: pytest.approx(step.loss, abs=1e-3) for step in after} == {s.step: drawn[s.step] for s in after}
     ranks = json.loads(run.layout.attempt(2).result().read_text())["ranks"]
     assert ranks == [{"rank": 0, "returncode": 0}, {"rank": 1, "returncode": 0}]
 
