@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.config.groups import CONF_DIR, search_path
-from launcher.issue import Issue, Refused, Severity
+from launcher.config.tables import users_rows
+from launcher.issue import Issue, Severity
 from launcher.node.causes import signature
 from launcher.node.failures import ACTIONS, PLACES, Signature
 
@@ -55,17 +55,7 @@ def own_signatures() -> tuple[Signature, ...]:
 
 def signatures() -> tuple[Signature, ...]:
     """All rows, the user's first. Raises Refused: a table of the user's is wrong; all that is, at once."""
-    found: list[Signature] = []
-    issues: list[Issue] = []
-    for folder in search_path():
-        path = folder / OWN
-        if folder != CONF_DIR and path.is_file():
-            rows, wrong = read_table(path.read_text(encoding="utf-8"), str(path))
-            found += rows
-            issues += wrong
-    if issues:
-        raise Refused(*issues)
-    return (*found, *own_signatures())
+    return (*users_rows(OWN, read_table), *own_signatures())
 
 
 def read_table(text: str, name: str) -> tuple[tuple[Signature, ...], list[Issue]]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.config.groups import CONF_DIR, search_path
-from launcher.issue import Issue, Refused, Severity
+from launcher.config.tables import users_rows
+from launcher.issue import Issue, Severity
 
 TABLE = Path(__file__).resolve().parent.parent / "data" / "kernels.toml"
 OWN = "kernels.toml"
@@ -106,17 +106,7 @@ def fabric_of(name: str, single: bool) -> str:
 
 def table() -> tuple[Row, ...]:
     """All rows, the user's first. Raises Refused: a table of the user's is wrong; all that is, at once."""
-    found: list[Row] = []
-    issues: list[Issue] = []
-    for folder in search_path():
-        path = folder / OWN
-        if folder != CONF_DIR and path.is_file():
-            rows, wrong = read_table(path.read_text(encoding="utf-8"), str(path))
-            found += rows
-            issues += wrong
-    if issues:
-        raise Refused(*issues)
-    return (*found, *own_table())
+    return (*users_rows(OWN, read_table), *own_table())
 
 
 def own_table() -> tuple[Row, ...]:

@@ -8,7 +8,6 @@ import pytest
 from test_compare import made
 from test_ladder import TINY
 
-from launcher.cli.main import main
 from launcher.report.bisect import (
     Found,
     Judged,
@@ -124,19 +123,6 @@ def test_what_could_not_be_judged_is_said():
     text = bisect_text(Found((0, 1)), differing, {}, tried)
     assert "these 2 make the difference together" in text
     assert "1 probe could not be judged" in text
-
-
-@pytest.fixture
-def command(tmp_path, capsys):
-    """A command as a person types it: exit code, stdout, stderr."""
-
-    def run(*words):
-        capsys.readouterr()
-        code = main([*words, "--runs", str(tmp_path)])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 def ends(command, tmp_path, order, count=3):

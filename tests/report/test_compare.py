@@ -7,7 +7,6 @@ import pytest
 from handmade import add_attempt, make_run
 from test_report import finished, log_of, plan_json, run_of_log
 
-from launcher.cli.main import main
 from launcher.report.compare import of_losses, of_times
 from launcher.report.measured import report
 from launcher.report.text import as_json
@@ -63,19 +62,6 @@ def test_losses_are_held_against_each_other_step_by_step(tmp_path):
     assert of_losses(a, a) == (0.0, 80)
     assert of_losses(a, b)[0] == pytest.approx(1 / 6.6, rel=0.02)
     assert of_losses({"loss": []}, b) is None
-
-
-@pytest.fixture
-def command(tmp_path, capsys):
-    """A command as a person types it: exit code, stdout, stderr."""
-
-    def run(*words):
-        capsys.readouterr()
-        code = main([*words, "--runs", str(tmp_path)])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 def test_compare_tells_settings_and_results(tmp_path, command):

@@ -17,7 +17,6 @@ from handmade import add_attempt, make_run
 from test_report import finished, log_of, plan_json
 
 from benchmarks import trace_size
-from launcher.cli.main import main
 from launcher.issue import Refused
 from launcher.report import trace_file
 from launcher.report.kinds import COMMUNICATION, COMPUTE, Kind, fabric_of, kind_of, own_table, read_table, table
@@ -230,19 +229,6 @@ print(json.dumps(found))
     for device in breakdown(trace_file.read(path), own_table()).devices:
         got = [device.parts[kind].kernels for kind in (Kind.ALL_GATHER, Kind.ATTENTION)]
         assert got == pytest.approx(seen[device.name], rel=1e-9)
-
-
-@pytest.fixture
-def command(tmp_path, capsys):
-    """A command as a person types it: exit code, stdout, stderr."""
-
-    def run(*words):
-        capsys.readouterr()
-        code = main([*words, "--runs", str(tmp_path)])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 @pytest.fixture
