@@ -100,7 +100,7 @@ def as_json(report: Report) -> dict[str, Any]:
 def _figures(report: Report, seconds: float) -> str:
     told = [f"{seconds:.4g} s"]
     for value, form in (
-        (report.tflops(seconds), "{:,.4g} TFLOPS/GPU"),
+        (report.tflops(seconds) if report.asked.peak else None, "{:,.4g} TFLOPS/GPU"),  # of a CPU nobody asks
         (report.mfu(seconds), "MFU {:.1%}"),
         (report.rate(seconds), "{:,.0f} tokens/s/GPU"),
     ):
@@ -145,7 +145,7 @@ def _memory_lines(report: Report) -> list[str]:
     told = [
         f"{name} {value / GIB:,.1f} GiB"
         for name, value in (("XLA", report.compiled), ("planned", asked.memory), ("limit", asked.limit))
-        if value
+        if value and value >= GIB / 20
     ]
     return [f"memory       {', '.join(told)} a GPU"] if told else []
 
