@@ -20,6 +20,7 @@ from launcher.node.environment import (
 from launcher.node.launch import Launch, read_adjustments, read_launch
 from launcher.node.layout import AttemptFolder, RunFolder
 from launcher.node.place import Place
+from launcher.node.policy import WORDS
 
 ATTEMPT = AttemptFolder(Path("/runs/demo/attempts/3"))
 
@@ -219,12 +220,20 @@ def test_what_an_overflow_leads_to(tmp_path, given, wanted):
     assert read_launch(path).overflow == wanted
 
 
-@pytest.mark.parametrize("word", ["heal", True, None])
-def test_an_unknown_word_for_an_overflow_is_refused(tmp_path, word):
-    path = tmp_path / "launch.json"
-    path.write_text(json.dumps({**LAUNCH, "overflow": word}))
-    with pytest.raises(WorkerError, match=r"overflow is .*, wanted one of act, stop"):
-        read_launch(path)
+@pytest.mark.parametrize("key", WORDS)
+def test_every_policys_words_are_read_and_others_refused(tmp_path, key):
+    def read(word):
+        monitor = {} if key == "overflow" else {"monitor": {key: word}}
+        path = tmp_path / "launch.json"
+        path.write_text(json.dumps({**LAUNCH, **monitor, **({"overflow": word} if key == "overflow" else {})}))
+        launch = read_launch(path)
+        return launch.overflow if key == "overflow" else getattr(launch.policy, key)
+
+    for word in WORDS[key]:
+        assert read(word) == word
+    for word in ("heal", True, None):
+        with pytest.raises(WorkerError, match=rf"{key} is .*, wanted one of {', '.join(WORDS[key])}"):
+            read(word)
 
 
 def test_adjustments(tmp_path):
