@@ -42,6 +42,10 @@ class Damaged(RunsError):
         self.path = path
 
 
+class Missing(Damaged):
+    """A file of a run is not there."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One submitted bundle. `layout`: where its files lie. `record`: run.json. `damage`: why that cannot be read."""
@@ -90,8 +94,8 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     try:
         data = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise Damaged(path, "is not there") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise Missing(path, "is not there") from None
     except OSError as error:
         raise Damaged(path, f"cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -102,12 +106,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_object_if_there(path: Path) -> dict[str, Any] | None:
-    """read_object, but None for a file that does not exist (yet)."""
+    """read_object, but None for a file that does not exist (yet); it may come while it is looked for."""
     try:
         return read_object(path)
-    except Damaged:
-        if path.exists():
-            raise
+    except Missing:
         return None
 
 

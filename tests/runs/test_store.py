@@ -134,3 +134,17 @@ def test_the_lock_is_seen_by_others_and_freed(tmp_path):
     assert not store.is_locked(run)
     with store.locked(run):
         assert not store.is_locked(run), "one's own lock is no reason to wait"
+
+
+def test_a_file_that_comes_between_two_looks_is_no_damage(tmp_path):
+    class Late(type(tmp_path)):
+        """Not there when it is read, there a moment later: its writer replaces files whole."""
+
+        def read_bytes(self):
+            self.write_text("{}")
+            raise FileNotFoundError(self)
+
+    late = Late(tmp_path / "decision.json")
+    assert store.read_object_if_there(late) is None
+    assert late.exists()
+    assert store.read_object_if_there(tmp_path / "decision.json") == {}
