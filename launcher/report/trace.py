@@ -135,6 +135,8 @@ def breakdown(trace: Trace, rows: Sequence[Row], single: bool = False) -> Breakd
     window = min(start for start, _ in times), max(end for _, end in times)
     devices, calls = [], _Calls()
     for one in trace.devices:
+        if not len(one.start):
+            continue  # another process's GPU, which this one's profile names and knows nothing of
         kinds = [kind_of(rows, key.name, f"{key.op} {key.scopes}") for key in one.keys]
         devices.append(_device(one, kinds, window, single))
         calls.add(one, kinds)

@@ -40,6 +40,25 @@ def test_verdicts(reference, candidate, why):
     assert why in correctness_text(found)
 
 
+def recorded(name):
+    """A run's curve from MaxText's own metrics, 30 steps on two H200."""
+    path = HERE.parent / "data" / "correctness" / f"{name}.metrics.jsonl"
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    return Curve(
+        name,
+        {int(entry["step"]): entry["learning/loss"] for entry in entries},
+        {int(entry["step"]): entry["learning/raw_grad_norm"] for entry in entries},
+    )
+
+
+def test_transformer_engines_block_trained_as_the_exact_path_on_two_h200():
+    found = judge(recorded("h200x2_exact"), recorded("h200x2_te_bf16"), Tolerance())
+    assert (found.reasons, len(found.steps)) == ([], 30)
+    assert found.first == pytest.approx(0.00137, rel=0.01)
+    assert found.loss == pytest.approx(0.00407, rel=0.01)
+    assert found.gradient == pytest.approx(0.0037, rel=0.02)
+
+
 def test_without_gradient_norms_the_losses_decide():
     found = judge(falling(), Curve("made", falling().losses, {}), Tolerance())
     assert (found.reasons, found.gradient) == ([], None)

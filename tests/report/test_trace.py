@@ -212,6 +212,24 @@ def test_a_profile_of_two_h200(name, real):
 
 
 @needs_jax
+def test_a_profile_of_transformer_engines_block_on_two_h200(real):
+    """Four MoE layers, full rematerialization: a layer's dispatch runs forward, again, and as combine's backward."""
+    found = breakdown(trace_file.read(real / "h200x2_te_bf16.xplane.pb"), own_table(), single=True)
+    (device,) = found.devices  # rank 0's own GPU; of the other rank's its profile knows the name alone
+    assert (device.name, found.steps) == ("/device:GPU:0", 3)
+    assert device.span / 3 == pytest.approx(0.2023, rel=1e-3)
+    assert sum(part.span for part in device.parts.values()) == pytest.approx(device.span, rel=1e-9)
+    calls = {kind: sum(each.count for each in found.calls if each.kind is kind) for kind in Kind}
+    layers, steps = 4, 3
+    assert calls[Kind.DISPATCH] >= 3 * layers * steps
+    assert calls[Kind.COMBINE] == 2 * layers * steps
+    assert calls[Kind.GROUPED_GEMM] == 7 * layers * steps
+    assert device.parts[Kind.ATTENTION].kernels == pytest.approx(0.131, rel=0.01)
+    assert device.communication == pytest.approx(0.167, abs=0.005)
+    assert device.fabrics == {"within one NVLink domain": pytest.approx(device.kernels(COMMUNICATION))}
+
+
+@needs_jax
 def test_the_same_sums_as_a_plain_look_at_the_file(real):
     script = """
 import sys, json, warnings
