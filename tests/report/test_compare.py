@@ -104,6 +104,13 @@ def test_verify_against_a_golden_report(row, tmp_path, command):
         assert seen in found[1]
 
 
+def test_two_runs_too_small_for_maxtexts_digits_are_equal_in_memory(tmp_path, command):
+    made(tmp_path, "golden-00000001", 2.0, log_gb=0.0)
+    made(tmp_path, "new-00000001", 2.0, log_gb=0.0)
+    code, out, _ = command("verify", "new", "--against", "golden")
+    assert (code, "passed   memory" in out) == (0, True)
+
+
 def test_what_cannot_be_judged_is_no_pass(tmp_path, command):
     made(tmp_path, "golden-00000001", 2.0)
     made(tmp_path, "new-00000001", 2.0)
