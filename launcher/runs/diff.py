@@ -14,6 +14,7 @@ from typing import Any
 from launcher.node.layout import BundleFolder, RunFolder
 from launcher.render.folder import Bundle, write
 from launcher.runs import store
+from launcher.runs.history import hosts_of
 from launcher.runs.status import status_of
 from launcher.runs.store import RunsError, read_object, read_object_if_there
 
@@ -25,7 +26,7 @@ def diff(a: Bundle | Path, b: Bundle | Path) -> dict[str, Any]:
     """Everything that differs between two sides, each a bundle in memory, a bundle's folder or a run's folder.
 
     Returns {"same_content": the two bundles are the same bytes, "differences": [{"section", "key", "a", "b"}, ...]};
-    sections: experiment, maxtext, xla, env, files and, for two runs, versions and results; "a" and "b" are text.
+    sections: experiment, maxtext, xla, env, files and, for two runs, versions, placement and results; "a" and "b" are text.
     Raises RunsError: a side that is neither, or damaged.
     """
     with ExitStack() as stack:
@@ -60,6 +61,7 @@ def _compare(a: _Side, b: _Side) -> dict[str, Any]:
         found += _differences("files", _other_files(a.bundle), _other_files(b.bundle))
     if a.run is not None and b.run is not None:
         found += _differences("versions", _provenance(a.run), _provenance(b.run))
+        found += _differences("placement", _placement(a.run), _placement(b.run))
         found += _differences("results", _results(a.run), _results(b.run))
     return {"same_content": same, "differences": found}
 
@@ -149,6 +151,13 @@ _UNTOLD = ("time", "command", "git.root", "git.branch", "git.diff", "git.diff_cu
 def _provenance(run: store.Run) -> dict[str, Any]:
     found = flat(read_object_if_there(run.layout.provenance) or {})
     return {key: value for key, value in found.items() if key not in _UNTOLD and value is not None}
+
+
+def _placement(run: store.Run) -> dict[str, Any]:
+    """Where its newest attempt ran."""
+    numbers = run.layout.attempt_numbers()
+    hosts = hosts_of(run.layout.attempt(numbers[-1])) if numbers else ()
+    return {"nodes": ", ".join(hosts)} if hosts else {}
 
 
 def _results(run: store.Run) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def _life(attempt: AttemptFolder, table: Table, is_over: bool) -> Life:
         asked=_changed(handle_file(attempt)),
         started=None if begin is None else float(begin),
         ended=None if ended is None else float(ended),
-        hosts=_hosts(attempt),
+        hosts=hosts_of(attempt),
         code=int(code) if isinstance(code, int) else None,
         outcome=str(result.get("outcome", "")),
         reason=str(result.get("reason", "")),
@@ -120,7 +120,8 @@ def _changed(path: Path) -> float | None:
         return None
 
 
-def _hosts(attempt: AttemptFolder) -> tuple[str, ...]:
+def hosts_of(attempt: AttemptFolder) -> tuple[str, ...]:
+    """The nodes of an attempt by their own names, in the order of their indexes' names; none before it began."""
     names = sorted(path.name for path in attempt.path.glob("attempt-node*.json"))
     records = [attempt.started(), *(attempt.path / name for name in names)]
     found = [(read_object_if_there(path) or {}).get("host") for path in records]

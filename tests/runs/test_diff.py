@@ -95,6 +95,15 @@ def test_two_runs_compare_versions_and_results_too(tmp_path):
     assert ("versions", "time") not in found
 
 
+def test_two_runs_compare_where_they_ran(tmp_path):
+    a, b = (run_of(tmp_path, bundle_of(f"trainer.steps={steps}"), {}, [7.0]) for steps in (5, 6))
+    for run, hosts in ((a, ("rack1-n1", "rack1-n2")), (b, ("rack1-n1", "rack7-n9"))):
+        for node, host in enumerate(hosts):
+            run.layout.attempt(1).started(node).write_text(json.dumps({"host": host, "started": 1.0}))
+    found = by_key(diff(a.layout.path, b.layout.path))
+    assert found["placement", "nodes"] == ("rack1-n1, rack1-n2", "rack1-n1, rack7-n9")
+
+
 def test_what_is_neither_run_nor_bundle_is_refused(tmp_path):
     with pytest.raises(store.RunsError, match="neither a run's folder"):
         diff(tmp_path, bundle_of())
