@@ -5,7 +5,8 @@ import threading
 from collections import deque
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-SECRET = "T0000-B0000-XXXXsecretXXXX"
+SECRET = "T0000-B0000-never-to-be-told"
+"""The part of the URL that must show nowhere; made up."""
 
 
 class Chat(ThreadingHTTPServer):

@@ -33,13 +33,16 @@ class Ratio:
     high: float | None = None
 
     @property
-    def verdict(self) -> str:
-        """In words about b's time."""
+    def unsure(self) -> str:
+        """Why neither is called faster; "" = one is."""
         if self.low is None or self.high is None:
             return "too few steps to tell"
-        if self.low <= 1 <= self.high:
-            return "no difference beyond the noise"
-        return f"{abs(1 - self.value):.1%} {'slower' if self.value > 1 else 'faster'}"
+        return "no difference beyond the noise" if self.low <= 1 <= self.high else ""
+
+    @property
+    def verdict(self) -> str:
+        """In words about b's time."""
+        return self.unsure or f"{abs(1 - self.value):.1%} {'slower' if self.value > 1 else 'faster'}"
 
 
 def of_times(a: Told, b: Told) -> Ratio | None:

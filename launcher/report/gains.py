@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from launcher.report.compare import Told, of_times
+from launcher.report.compare import Ratio, Told, of_times
 
 
-@dataclass(frozen=True)
-class Gain:
-    """Speed of b over a's. low, high: its 95 % interval, None where one of them has too few steps."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
+class Gain(Ratio):
+    """Speed of b over a's: above 1 b is faster."""
 
     @property
     def verdict(self) -> str:
         """In words, of b."""
-        if self.low is None or self.high is None:
-            return "too few steps to tell"
-        if self.low <= 1 <= self.high:
-            return "no difference beyond the noise"
-        return "faster" if self.value > 1 else "slower"
+        return self.unsure or ("faster" if self.value > 1 else "slower")
 
 
 def gain(a: Told, b: Told) -> Gain | None:
