@@ -241,13 +241,17 @@ class Fabric:
 
 @dataclass
 class Trainer:
-    """The training loop (MaxText's keys) and how it is started (`maxtext`, `module`, `start`, the two bounds: ours)."""
+    """The training loop (MaxText's keys) and how it is started (`maxtext`, `module`, `start`, the two bounds, `workarounds`: ours).
+
+    `workarounds`: what may be done about versions that are known to fail together, by the names in launcher/node/trainer.py.
+    """
 
     maxtext: str = MISSING
     module: str = MISSING
     start: str = "env"
     stop_grace_seconds: int = 600
     coordinator_timeout_seconds: int = 300
+    workarounds: List[str] = field(default_factory=list)
     steps: int = MISSING
     per_device_batch_size: float = MISSING
     max_target_length: int = MISSING
@@ -361,7 +365,9 @@ MAXTEXT_GROUPS = ("trainer", "precision", "moe", "remat", "data", "checkpoint", 
 """The groups whose fields are MaxText keys, in the order in which they are written."""
 
 OWN_WORDS: Dict[str, frozenset[str]] = {
-    "trainer": frozenset({"maxtext", "module", "start", "stop_grace_seconds", "coordinator_timeout_seconds"}),
+    "trainer": frozenset(
+        {"maxtext", "module", "start", "stop_grace_seconds", "coordinator_timeout_seconds", "workarounds"}
+    ),
     "checkpoint": frozenset({"directory"}),
     "monitor": frozenset(
         {"max_failures", "max_preemptions", "max_bad_nodes", "max_rollbacks", "max_of_kind", "restart_pause_seconds"}

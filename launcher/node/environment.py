@@ -17,6 +17,7 @@ from .codes import refused
 from .launch import Launch
 from .layout import AttemptFolder, RunFolder
 from .place import LOOPBACK, Place
+from .trainer import ALLOWED, REFUSED
 
 # MaxText (utils/max_utils.py initialize_jax_for_gpu) would take these for the process's devices, where an ordinal of
 # an already masked list is wrong; JAX_LOCAL_DEVICE_IDS is what we set instead.
@@ -33,6 +34,7 @@ JAX_START = (
     "NODE_RANK",
     "XLA_FLAGS",
 )
+PROGRAM = Path(__file__).with_name("trainer.py")
 METRICS = "M_METRICS_FILE"
 JIT_CACHE = "NCCL_EP_JIT_CACHE_DIR"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -164,7 +166,10 @@ def maxtext_keys(run: RunFolder, launch: Launch, adjustments: Mapping[str, Any])
 
 def command(python: str, launch: Launch, maxtext_yml: Path, keys: Mapping[str, Any]) -> list[str]:
     """The trainer's command line, the same for all ranks."""
-    return [python, "-u", "-m", launch.module, str(maxtext_yml), *(argument(key, keys[key]) for key in keys)]
+    known = [f"{name}={ALLOWED if allowed else REFUSED}" for name, allowed in launch.workarounds.items()]
+    options = [word for each in known for word in ("--workaround", each)]
+    arguments = [argument(key, keys[key]) for key in keys]
+    return [python, "-u", str(PROGRAM), *options, launch.module, str(maxtext_yml), *arguments]
 
 
 # Text that YAML 1.1 reads as itself; anything else is quoted, because MaxText (OmegaConf.from_cli) reads each value

@@ -10,6 +10,7 @@ from typing import Any, Union
 from .budgets import BUDGETS, Budgets
 from .codes import refused
 from .policy import STOP, WORDS, Policy
+from .trainer import WORKAROUNDS
 
 PLATFORMS = ("gpu", "cpu")
 STARTS = ("env", "autodetect")
@@ -57,6 +58,7 @@ class Launch:
     node_check: None = the trainers start unasked.
     largest_factor: ragged_buffer_factor that fits the GPU by the plan; -1 = all fit, None = not known. data_seed: MaxText's
     data_shuffle_seed, None = no other seed would bring other data.
+    workarounds: those of trainer.py that concern this experiment -> whether each may be applied.
     For the supervisor alone: restarts; nodes_per_domain and expert_nodes, which must share an NVLink domain; srun, its
     first words; container, None = the node's own files.
     """
@@ -85,6 +87,7 @@ class Launch:
     policy: Policy = field(default_factory=Policy)
     largest_factor: float | None = None
     data_seed: int | None = None
+    workarounds: dict[str, bool] = field(default_factory=dict)
 
     @property
     def processes(self) -> int:
@@ -132,6 +135,7 @@ def read_launch(path: Path) -> Launch:
         output_directory=value("output_directory", (str, type(None)), "a path or null"),
         stop_grace_seconds=value("stop_grace_seconds", (int, float), "seconds >= 0", 0),
         coordinator_timeout_seconds=value("coordinator_timeout_seconds", (int, float), "seconds >= 0", 0),
+        workarounds=_workarounds(data, path) if "workarounds" in data else {},
         **_optional(data, path),
     )
 
@@ -160,6 +164,14 @@ def _policy(data: dict[str, Any], path: Path) -> Policy:
     if data.get("webhook") is not None:
         found["webhook"] = _value(data, "webhook", str, "a variable's name", None, path=path)
     return Policy(**found)
+
+
+def _workarounds(data: dict[str, Any], path: Path) -> dict[str, bool]:
+    known = _value(data, "workarounds", dict, "an object of true and false", None, path=path)
+    for name in known:
+        if name not in WORKAROUNDS:
+            raise refused(f"{path}: workarounds names {name}, this worker knows {', '.join(WORKAROUNDS)}")
+    return {name: _value(known, name, bool, "true or false", None, path=path) for name in known}
 
 
 def _optional(data: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from .steps import parse_step
+from .trainer import MEMORY, REFUSES
 
 _REASON = 600  # characters kept of one error text
 _REFUSAL_LINES = 6  # of a pydantic message that spreads over several lines
@@ -38,6 +39,7 @@ _REFUSALS = re.compile(
     r"|IndivisibleError"
     r"|No module named (?!'transformer_engine')"
     r"|is not compatible with the stored shape"
+    rf"|^{re.escape(REFUSES)}"
 )
 # Exceptions that stand in a chain with the real one and hide it: MaxText's utils/max_utils.py wraps the whole training
 # in `try: import transformer_engine ... yield; except Exception: yield`, so without TE every traceback begins with
@@ -123,7 +125,7 @@ class Observed:
     def feed(self, line: str) -> None:
         """Takes in one line, without its newline."""
         text = line.strip()
-        if not text:
+        if not text or text.startswith(MEMORY):
             return
         step = parse_step(line)
         if step is not None:

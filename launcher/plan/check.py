@@ -21,13 +21,14 @@ from launcher.plan import (
     check_shards,
     check_slurm,
     check_te,
+    check_workarounds,
 )
 from launcher.plan.case import Rule, of
 from launcher.plan.mesh import MeshPlan
 
 RULES: tuple[Rule, ...] = (
     *check_run.RULES, *check_monitor.RULES, *check_keys.RULES, *check_env.RULES, *check_secrets.RULES,
-    *check_moe.RULES, *check_te.RULES, *check_shards.RULES, *check_remat.RULES,
+    *check_moe.RULES, *check_te.RULES, *check_workarounds.RULES, *check_shards.RULES, *check_remat.RULES,
     *check_slurm.RULES, *check_container.RULES,
     *check_kubernetes.RULES, *check_kubernetes_nodes.RULES, *check_pod.RULES,
 )  # fmt: skip

@@ -15,12 +15,13 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.issue import Issue, Refused, Severity
+from launcher.node.environment import PROGRAM
 from launcher.plan.plan import Plan
 from launcher.preflight import aot_cache, aot_process, aot_report, aot_traffic, gpu, hlo, xla
 from launcher.preflight.aot_report import Report
@@ -65,13 +66,16 @@ class Asked:
 
 @dataclass(frozen=True)
 class _Work:
-    """One compilation: what decides the answer. `variables` are the bundle's that are heard; `arguments` are MaxText's."""
+    """One compilation: what decides the answer. `variables` are the bundle's that are heard; `arguments` are MaxText's; `allowed`:
+    workarounds that the trainer may apply.
+    """
 
     plan: Plan
     asked: Asked
     target: gpu.Gpu
     files: Mapping[str, bytes]
     arguments: Mapping[str, object]
+    allowed: Sequence[str]
     devices: int
     domains: int
     variables: Mapping[str, str]
@@ -85,6 +89,7 @@ class _Work:
                 "config": self.files["maxtext.yml"].decode(),
                 "flags": self.files["xla_flags"].decode(),
                 "arguments": dict(self.arguments),
+                "allowed": [*self.allowed, *([PROGRAM.read_text(encoding="utf-8")] if self.allowed else [])],
                 "shape": [self.devices, self.domains],
                 "ici": dict(self.plan.mesh.ici) if self.plan.mesh else {},
                 "variables": dict(self.variables),
@@ -122,7 +127,8 @@ def _work(plan: Plan, asked: Asked) -> _Work:
     keys = plan.settings.keys if plan.settings else {}
     packages = aot_process.packages(asked.python, _uses_engine(keys))
     variables = _heard(bundle.files["env"].decode())
-    return _Work(plan, asked, target, bundle.files, launch["arguments"], devices, domains, variables, packages)
+    allowed = [name for name, may in launch["workarounds"].items() if may]
+    return _Work(plan, asked, target, bundle.files, launch["arguments"], allowed, devices, domains, variables, packages)
 
 
 def _request(work: _Work, folder: Path) -> dict[str, Any]:
@@ -139,6 +145,8 @@ def _request(work: _Work, folder: Path) -> dict[str, Any]:
         "gpu": str(folder / "gpu.txtpb"),
         "compute_capability": work.target.compute_capability,
         "packages": dict(work.packages),
+        "trainer": str(PROGRAM),
+        "workarounds": list(work.allowed),
         "hlo": str(folder / "module.txt"),
     }
 

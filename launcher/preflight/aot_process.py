@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from launcher.issue import Issue, Refused, Severity
+from launcher.node.trainer import CONFIG_REFUSED, REFUSES, TE_SCAN_CONSTANTS
 from launcher.preflight.doctor import AOT_EXTRA
 
 ASK_TIMEOUT_S = 60
@@ -119,6 +120,9 @@ def last_words(text: str) -> str:
 
 def _crash(code: int, said: str, versions: Mapping[str, str]) -> Refused:
     """The end of a process that left no answer but what it `said` on stderr."""
+    if code == CONFIG_REFUSED and said.startswith(REFUSES):
+        hint = "what the trainer would say: type trainer.workarounds=[] trainer.scan_layers=false, or take another jaxlib (--python)"
+        return _refused("AOT_WORKAROUND", "trainer.workarounds", said[len(REFUSES) :], hint)
     number = -code if code < 0 else code - 128 if code > 128 else 0
     name = signal.Signals(number).name if number in {int(each) for each in signal.Signals} else f"exit code {code}"
     ended = f"{name}, exit code {128 + number}" if number else name
@@ -137,7 +141,10 @@ def _crash(code: int, said: str, versions: Mapping[str, str]) -> Refused:
         return _refused("AOT_CRASHED", "xla.flags", message, hint)
     if number == signal.SIGSEGV and versions.get("jaxlib", "").startswith("0.11."):
         # Shardy of jaxlib 0.11.2 dies of a shard_map that is given an empty constant, as TE's grouped GEMM in a scan is.
-        hint = "jaxlib 0.11 cannot compile TE's block with trainer.scan_layers=true: jaxlib 0.12 can, or type trainer.scan_layers=false"
+        hint = (
+            "jaxlib 0.11 cannot compile TE's block with trainer.scan_layers=true: jaxlib 0.12 can, or type trainer.scan_layers=false, "
+            f"or trainer.workarounds=[{TE_SCAN_CONSTANTS}]"
+        )
         return _refused("AOT_CRASHED", "trainer.scan_layers", message, hint)
     hint = "see what it said with --dump DIR; another jaxlib (--python) or trainer.scan_layers=false may pass"
     return _refused("AOT_CRASHED", "", message, hint)

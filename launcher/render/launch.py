@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 
 from launcher.config import maxtext_schema
-from launcher.plan import memory
+from launcher.config.schema import Monitor
+from launcher.plan import check_workarounds, memory
 from launcher.plan.case import Case, of
 from launcher.plan.plan import Plan
 from launcher.render import slurm
@@ -45,6 +46,7 @@ def launch(plan: Plan) -> dict[str, object]:
         "output_directory": experiment.checkpoint.directory,
         "stop_grace_seconds": experiment.trainer.stop_grace_seconds,
         "coordinator_timeout_seconds": experiment.trainer.coordinator_timeout_seconds,
+        "workarounds": check_workarounds.concerned(case),
         "secrets": sorted(experiment.env.secrets),
         "overflow": monitor.overflow,
         "monitor": {
@@ -62,20 +64,24 @@ def launch(plan: Plan) -> dict[str, object]:
         "largest_factor": memory.largest_factor(case),
         "data_seed": data_seed(case),
         "node_check": node_check(experiment, mesh),
-        "restarts": {
-            "failures": monitor.max_failures,
-            "preemptions": monitor.max_preemptions,
-            "bad_nodes": monitor.max_bad_nodes,
-            "rollbacks": monitor.max_rollbacks,
-            "kinds": dict(sorted(monitor.max_of_kind.items())),
-            "pause_seconds": monitor.restart_pause_seconds,
-        },
+        "restarts": _restarts(monitor),
         "signal_seconds": experiment.target.slurm.signal_seconds if on_slurm else None,
         "nodes_per_domain": mesh.nodes_per_domain,
         "expert_nodes": mesh.expert_nodes,
         "numa": experiment.hardware.gpus_per_numa,
         "srun": slurm.srun_words(experiment) if on_slurm else [],
         "container": container(experiment) if on_slurm else None,
+    }
+
+
+def _restarts(monitor: Monitor) -> dict[str, object]:
+    return {
+        "failures": monitor.max_failures,
+        "preemptions": monitor.max_preemptions,
+        "bad_nodes": monitor.max_bad_nodes,
+        "rollbacks": monitor.max_rollbacks,
+        "kinds": dict(sorted(monitor.max_of_kind.items())),
+        "pause_seconds": monitor.restart_pause_seconds,
     }
 
 

@@ -6,9 +6,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from launcher.node import marks as m
+from launcher.node.layout import AttemptFolder
+from launcher.node.trainer import MEMORY
 from launcher.report.window import Profile, Window, window
 from launcher.runs import events
 from launcher.runs.attempts import Judged
@@ -17,6 +20,8 @@ from launcher.runs.history import History
 from launcher.runs.store import Run, read_object_if_there
 
 GIB = 1 << 30
+_TAIL = 1 << 16  # bytes of a rank's log in which the trainer's last lines stand
+_PEAK = re.compile(rb"^%b.*\bpeak_bytes_in_use (\d+)" % re.escape(MEMORY.encode()), re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,8 @@ class Ended:
 @dataclass(frozen=True)
 class Report:
     """A run as it was measured. losses, headroom: (step, value), of a step that was trained twice the later value; headroom is
-    the busiest rank's share of its MoE receive buffer. compiled: XLA's own estimate of memory, in bytes.
+    the busiest rank's share of its MoE receive buffer. Memory in bytes: compiled: XLA's own estimate. peak: the allocator's,
+    of the fullest device that told it, in the newest attempt that did.
     """
 
     run: str
@@ -70,6 +76,7 @@ class Report:
     losses: Sequence[tuple[int, float]]
     headroom: Sequence[tuple[int, float]]
     compiled: float | None
+    peak: int | None
     goodput: Goodput
     attempts: Sequence[Ended]
     adjusted: Sequence[Mapping[str, Any]]
@@ -108,6 +115,7 @@ def report(run: Run) -> Report:
         losses=[(row.step, row.loss) for row in ordered if row.loss is not None],
         headroom=[(row.step, row.demand / row.capacity) for row in ordered if row.demand is not None and row.capacity],
         compiled=_compiled(told),
+        peak=_peak(run, told),
         goodput=goodput(told),
         attempts=_attempts(judged, told),
         adjusted=(read_object_if_there(run.layout.adjust) or {}).get("history") or (),
@@ -155,6 +163,30 @@ def _compiled(told: History) -> float | None:
     said = [mark.text for life in told.lives for mark in life.marks if mark.kind == m.COMPILED]
     match = re.match(r"([\d.]+)", said[-1]) if said else None
     return float(match[1]) * GIB if match else None
+
+
+def _peak(run: Run, told: History) -> int | None:
+    """Over the ranks whose logs are here, of the newest attempt whose rank 0 came to its end."""
+    for life in reversed(told.lives):
+        attempt = run.layout.attempt(life.number)
+        if _peaks(attempt.rank_log(0)):
+            return max(peak for path in _rank_logs(attempt) for peak in _peaks(path))
+    return None
+
+
+def _rank_logs(attempt: AttemptFolder) -> list[Path]:
+    return sorted(attempt.path.glob("rank*.log"))
+
+
+def _peaks(log: Path) -> list[int]:
+    """What trainer.py wrote after the end, a device each; nothing while it runs, on a CPU, or after a kill."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL))
+            return [int(peak) for peak in _PEAK.findall(file.read())]
+    except OSError:
+        return []
 
 
 def _attempts(judged: Judged, told: History) -> list[Ended]:

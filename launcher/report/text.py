@@ -87,7 +87,12 @@ def as_json(report: Report) -> dict[str, Any]:
             "measured_over_expected": rounded(found.mean / asked.expected) if found and asked.expected else None,
         },
         "per_step_and_gpu": {"flop": asked.flop, "tokens": asked.tokens, "peak_flops_per_s": asked.peak},
-        "memory_bytes": {"compiled": report.compiled, "planned": asked.memory, "limit": asked.limit},
+        "memory_bytes": {
+            "peak": report.peak,
+            "compiled": report.compiled,
+            "planned": asked.memory,
+            "limit": asked.limit,
+        },
         "loss": [[step, finite(value)] for step, value in report.losses],
         "headroom": [[step, rounded(value)] for step, value in report.headroom],
         "goodput": report.goodput.as_json(),
@@ -144,7 +149,12 @@ def _memory_lines(report: Report) -> list[str]:
     asked = report.asked
     told = [
         f"{name} {value / GIB:,.1f} GiB"
-        for name, value in (("XLA", report.compiled), ("planned", asked.memory), ("limit", asked.limit))
+        for name, value in (
+            ("peak", report.peak),
+            ("XLA", report.compiled),
+            ("planned", asked.memory),
+            ("limit", asked.limit),
+        )
         if value and value >= GIB / 20
     ]
     return [f"memory       {', '.join(told)} a GPU"] if told else []

@@ -8,6 +8,7 @@ from launches import LAUNCH
 
 from launcher.node.codes import WorkerError
 from launcher.node.environment import (
+    PROGRAM,
     argument,
     command,
     maxtext_keys,
@@ -164,7 +165,7 @@ def test_command_line():
     assert command("py", settings, run.bundle.maxtext, keys) == [
         "py",
         "-u",
-        "-m",
+        str(PROGRAM),
         "maxtext.trainers.pre_train.train",
         "/runs/demo/bundle/maxtext.yml",
         "run_name=demo",
@@ -174,6 +175,15 @@ def test_command_line():
         "ragged_buffer_factor=1.25",
     ]
     assert maxtext_keys(run, launch(output_directory="gs://b"), {})["base_output_directory"] == "gs://b"
+
+
+def test_what_trainer_py_may_do_stands_before_the_module():
+    words = command("py", launch(workarounds={"te_scan_constants": True}), Path("m.yml"), {})
+    assert words[2:] == [
+        str(PROGRAM), "--workaround", "te_scan_constants=allowed", "maxtext.trainers.pre_train.train", "m.yml",
+    ]  # fmt: skip
+    words = command("py", launch(workarounds={"te_scan_constants": False}), Path("m.yml"), {})
+    assert words[4] == "te_scan_constants=refused"
 
 
 def test_ranks_here():
@@ -205,6 +215,23 @@ def test_autodetect_needs_slurm():
 def test_launch_refusals(tmp_path, text, message):
     path = tmp_path / "launch.json"
     path.write_text(text)
+    with pytest.raises(WorkerError) as error:
+        read_launch(path)
+    assert error.value.code == 78
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("workarounds", "message"),
+    [
+        ({"te_scan": True}, "workarounds names te_scan, this worker knows te_scan_constants"),
+        ({"te_scan_constants": 1}, "te_scan_constants is 1, wanted true or false"),
+        ([], "workarounds is [], wanted an object"),
+    ],
+)
+def test_workarounds_that_the_worker_does_not_know_are_refused(tmp_path, workarounds, message):
+    path = tmp_path / "launch.json"
+    path.write_text(json.dumps({**LAUNCH, "workarounds": workarounds}))
     with pytest.raises(WorkerError) as error:
         read_launch(path)
     assert error.value.code == 78

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from worker_bench import NODE, children_of, is_alive, wait_dead
+from worker_bench import HERE, NODE, children_of, is_alive, wait_dead
 
 CHECKPOINTS = "output/demo-0a1b2c3d/checkpoints"
 
@@ -32,10 +32,25 @@ def test_finishes_and_records(run):
     attempt = run.json("attempt.json")
     assert (attempt["attempt"], attempt["node"]) == (1, 0)
     assert attempt["coordinator"].startswith("127.0.0.1:")
-    assert attempt["command"][1:4] == ["-u", "-m", "standin_trainer"]
+    assert attempt["command"][1:4] == ["-u", str(run.path / "bundle/node/trainer.py"), "standin_trainer"]
     assert "[1] I1129" in done.stdout
     assert "[worker] finished (0): all 8 steps completed" in done.stdout
     assert not list((run.path / "bundle" / "node").glob("__pycache__")), "the bundle must stay as rendered"
+
+
+def test_versions_that_crash_together_are_refused_once_for_all(run, tmp_path):
+    package = tmp_path / "site" / "jaxlib-0.11.2.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: jaxlib\nVersion: 0.11.2\n")
+    paths = f"{HERE}{os.pathsep}{tmp_path / 'site'}"
+    done = run.write({"workarounds": {"te_scan_constants": False}}, env={"PYTHONPATH": paths}).worker()
+    assert done.returncode == 78, done.stdout
+    result = run.result()
+    assert result["outcome"] == "config_refused"
+    assert result["reason"].startswith("trainer.py refuses: jaxlib 0.11.2 crashes")
+    assert "importing" not in run.log("rank0.log")
+    allowed = run.write({"workarounds": {"te_scan_constants": True}}, env={"PYTHONPATH": paths}).worker(attempt=2)
+    assert allowed.returncode == 0, allowed.stdout
 
 
 def test_a_finished_run_is_finished_again(run):

@@ -52,6 +52,14 @@ def test_the_known_crash_of_jaxlib_0_11_is_named(tmp_path: Path) -> None:
     issue = ended(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)\n", request={"packages": {"jaxlib": "0.11.2"}})
     assert issue.field == "trainer.scan_layers"
     assert "jaxlib 0.12" in issue.hint
+    assert "trainer.workarounds=[te_scan_constants]" in issue.hint
+
+
+def test_what_the_trainer_would_refuse_is_refused(tmp_path: Path) -> None:
+    words = "trainer.py refuses: trainer.workarounds=te_scan_constants replaces a private function"
+    issue = ended(tmp_path, f"sys.stderr.write({words!r} + chr(10))\nsys.exit(78)\n")
+    assert (issue.code, issue.field) == ("AOT_WORKAROUND", "trainer.workarounds")
+    assert issue.message.startswith("trainer.workarounds=te_scan_constants replaces")
 
 
 def test_the_known_crash_of_a_one_shot_all_reduce_is_named(tmp_path: Path) -> None:

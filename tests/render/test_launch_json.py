@@ -42,6 +42,23 @@ def test_steps_set_by_their_maxtext_name_are_the_steps_that_finish_the_run(plan_
     assert launch(plan_of("+exp=dsv3_128gpu", "+maxtext.steps=7"))["steps"] == 7
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), {"te_scan_constants": False}),
+        (("trainer.workarounds=[te_scan_constants]",), {"te_scan_constants": True}),
+        (("trainer.workarounds=[te_scan_constants]", "trainer.scan_layers=false"), {}),
+        (("trainer.scan_layers=true", "+maxtext.te_moe_block=false"), {}),
+        (("moe=dropless", "precision=bf16"), {}),
+        (("hardware.platform=cpu",), {}),
+    ],
+)
+def test_a_workaround_stands_there_where_it_concerns_the_experiment(words, told, plan_of, tmp_path) -> None:
+    file = tmp_path / "launch.json"
+    file.write_text(json_text(launch(plan_of("+exp=dsv3_128gpu", *words))))
+    assert read_launch(file).workarounds == told
+
+
 def test_secrets_are_names_only(plan_of) -> None:
     told = launch(plan_of("+exp=dsv3_128gpu", "env.secrets=[HF_TOKEN,A_KEY]"))
     assert told["secrets"] == ["A_KEY", "HF_TOKEN"]

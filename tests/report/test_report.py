@@ -83,6 +83,33 @@ def test_the_log_is_the_clock_because_maxtexts_seconds_jitter(tmp_path):
     assert without.mean == pytest.approx(0.505, rel=0.01)
 
 
+def peak_line(device, gib):
+    return f"launcher-memory: device {device} peak_bytes_in_use {gib << 30} bytes_limit {130 << 30}\n"
+
+
+def test_the_peak_is_of_the_fullest_rank_and_of_the_newest_attempt_that_told_it(tmp_path, command):
+    run = make_run(tmp_path, "full-0000000a", steps=8)
+    (run.layout.bundle.path / "plan.json").write_text(json.dumps(plan_json()))
+    steps = log_of(range(8))
+    assert report(run).peak is None
+    for first, others in ((50, (60,)), (27, (29, 28)), (None, (90,))):
+        tail = "" if first is None else peak_line(0, first)
+        logs = {rank: steps + peak_line(rank, peak) + "WARNING: and then\n" for rank, peak in enumerate(others, 1)}
+        add_attempt(run, log=steps + tail, result=finished(7), rank_logs=logs)
+    found = report(run)
+    assert found.peak == 29 << 30
+    assert (found.state, found.last_step) == ("finished", 7)
+    code, out, _ = command("report", run.name)
+    assert (code, "memory       peak 29.0 GiB, planned 30.0 GiB, limit 120.0 GiB a GPU" in out) == (0, True), out
+    code, out, _ = command("report", run.name, "--json")
+    assert json.loads(out)["memory_bytes"] == {
+        "peak": 29 << 30,
+        "compiled": None,
+        "planned": 30 << 30,
+        "limit": 120 << 30,
+    }
+
+
 def stamp(seconds):
     minutes, seconds = divmod(seconds, 60)
     return f"I1129 16:{int(minutes):02}:{seconds:09.6f}"

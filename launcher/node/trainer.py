@@ -1,0 +1,230 @@
+"""Runs a module as `python -u -m MODULE ARGUMENT...` does, and adds what the launcher has to know of or do in that process.
+
+    python -u trainer.py [--workaround NAME=allowed|refused]... MODULE [ARGUMENT...]
+
+Before: a pair of versions that is known to crash ends it, or is worked around where that is allowed. After: one line a
+device with the peak of the allocator's memory. Exit codes, exceptions, signals and sys.argv are the module's own. Runs alone,
+with no other file beside it: the folder that it lies in is taken off the path, where `numbers.py` would hide Python's own.
+"""
+
+import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]  # this file's folder; -m has the working folder there instead
+    import os
+
+    sys.path.insert(0, os.getcwd())
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import runpy
+import threading
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
+
+CONFIG_REFUSED = 78
+"""codes.CONFIG_REFUSED; this file runs alone."""
+
+REFUSES = "trainer.py refuses: "
+"""What a refusal begins with; observe.py and data/failures.toml know it."""
+
+MEMORY = "launcher-memory: "
+"""What a line about a device's memory begins with; launcher/report/measured.py reads it."""
+
+MEMORY_SECONDS = 10.0
+"""At the end, for the allocators' answer: they give it in microseconds, or a driver is stuck and it never comes."""
+
+ALLOWED, REFUSED = "allowed", "refused"
+
+TE_SCAN_CONSTANTS = "te_scan_constants"
+BAD_JAXLIB = "0.11.2"
+"""Its Shardy crashes (SIGSEGV, sdy::ManualComputationUnusedInputsPattern) on a shard_map that receives a constant without
+elements, as TE's grouped GEMM has them once jax.lax.scan has hoisted them out of its body. 0.12.0.1 compiles the same."""
+
+KNOWN_ENGINE = "2.20"
+"""The Transformer Engine whose private functions the workaround replaces."""
+
+GEMM = "transformer_engine.jax.cpp_extensions.gemm"
+OPERANDS = 13
+"""Of TE 2.20's GroupedGemmPrimitive: lhs and rhs with their scales, bias (4), six arrays of group sizes (5 to 10), then alpha and
+beta (11, 12) or what stands for them."""
+
+
+def refuse(message: str) -> NoReturn:
+    """Ends the process with 78: no start of the same experiment will do better."""
+    print(REFUSES + message, file=sys.stderr, flush=True)
+    raise SystemExit(CONFIG_REFUSED)
+
+
+def installed(package: str) -> Optional[str]:
+    """The version of a package on this path, without importing it; None = not known."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+class AfterImport:
+    """A finder (sys.meta_path) that calls `then` with one module when whoever wants it has imported it."""
+
+    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
+        self._name = name
+        self._then = then
+        self._asks_others = False
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> Any:
+        """None for every module but that one."""
+        if name != self._name or self._asks_others:
+            return None
+        self._asks_others = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asks_others = False
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                self._then(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+class VaryingConstants:
+    """TE's grouped GEMM (the primitive `inner`) with its constant operands made from the group sizes.
+
+    Same values; but what depends on an argument of the scan's body is not hoisted out of it, and stays out of the shard_map's
+    inputs. Empty operands become 0 x sizes without elements, alpha 0 x sizes + 1, beta and an absent bias 0 x sizes.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def bind(self, *operands: Any, **settings: Any) -> Any:
+        """As TE 2.20 calls it; refuses any other form."""
+        values = list(operands)
+        sizes = next((value for value in values[5:11] if value.size), None)
+        if len(values) != OPERANDS or sizes is None or not {"has_bias", "use_v2_ffi"} <= set(settings):
+            refuse(unknown_engine(f"its grouped GEMM has {len(values)} operands and settings {', '.join(settings)}"))
+        zero = sizes * 0
+        for index, value in enumerate(values):
+            if value.shape == (0,):
+                values[index] = zero[:0].astype(value.dtype)
+        if not settings["has_bias"]:
+            values[4] = zero[0].astype(values[4].dtype)
+        if settings["use_v2_ffi"]:
+            values[11] = (zero[: values[11].size] + 1).astype(values[11].dtype)
+            values[12] = zero[: values[12].size].astype(values[12].dtype)
+        return self._inner.bind(*values, **settings)
+
+
+def unknown_engine(seen: str) -> str:
+    """Why the workaround cannot be applied, and what helps."""
+    return (
+        f"trainer.workarounds={TE_SCAN_CONSTANTS} replaces a private function of Transformer Engine {KNOWN_ENGINE} that is not "
+        f"as it knows it here: {seen}. Wanted: Transformer Engine {KNOWN_ENGINE}, another jaxlib than {BAD_JAXLIB} "
+        "(0.12.0.1 is not affected), or trainer.scan_layers=false"
+    )
+
+
+def vary_constants(gemm: Any) -> None:
+    """The workaround, on TE's module `gemm`; says so in one line. Refuses a module that is not as TE 2.20 has it."""
+    grouped = getattr(gemm, "GroupedGemmPrimitive", None)
+    inner = getattr(grouped, "outer_primitive", None)
+    if not callable(getattr(inner, "bind", None)):
+        refuse(unknown_engine(f"{gemm.__name__} has no GroupedGemmPrimitive.outer_primitive"))
+    setattr(grouped, "outer_primitive", VaryingConstants(inner))  # noqa: B010  to mypy it is an object
+    print(f"trainer.py: workaround {TE_SCAN_CONSTANTS}: TE's grouped GEMM is given no constants", flush=True)
+
+
+def te_scan_constants(allowed: bool) -> None:
+    """For an experiment with TE's MoE block and scan_layers=true: nothing unless jaxlib is the one that crashes."""
+    if installed("jaxlib") != BAD_JAXLIB:
+        return
+    if not allowed:
+        refuse(
+            f"jaxlib {BAD_JAXLIB} crashes while it compiles te_moe_block=true with scan_layers=true. Wanted: another jaxlib "
+            f"(0.12.0.1 is not affected), or type trainer.scan_layers=false, or trainer.workarounds=[{TE_SCAN_CONSTANTS}], "
+            f"which replaces a private function of Transformer Engine {KNOWN_ENGINE} in the trainer"
+        )
+    engine = installed("transformer_engine")
+    if engine is not None and engine.split(".")[:2] != KNOWN_ENGINE.split("."):
+        refuse(unknown_engine(f"it is {engine}"))
+    # Not imported here: what TE brings with it shall come when MaxText wants it, after JAX has found the other processes.
+    sys.meta_path.insert(0, AfterImport(GEMM, vary_constants))
+
+
+WORKAROUNDS: Dict[str, Callable[[bool], None]] = {TE_SCAN_CONSTANTS: te_scan_constants}
+"""What trainer.workarounds may name -> what looks at the versions, given whether it may be applied."""
+
+
+def read_words(words: Sequence[str]) -> Tuple[Dict[str, bool], str, List[str]]:
+    """The workarounds that concern this experiment and whether each may be applied; the module; its arguments.
+
+    >>> read_words(["--workaround", "te_scan_constants=refused", "train", "steps=3"])
+    ({'te_scan_constants': False}, 'train', ['steps=3'])
+    """
+    rest, found = list(words), {}
+    while rest[:1] == ["--workaround"]:
+        name, _, word = "".join(rest[1:2]).partition("=")
+        if name not in WORKAROUNDS or word not in (ALLOWED, REFUSED):
+            refuse(f"--workaround {' '.join(rest[1:2])}: wanted one of {', '.join(WORKAROUNDS)} =allowed or =refused")
+        found[name] = word == ALLOWED
+        del rest[:2]
+    if not rest or rest[0].startswith("-"):
+        refuse(f"{' '.join(rest[:1]) or 'nothing'} where a module's name was wanted; render the bundle again")
+    return found, rest[0], rest[1:]
+
+
+def memory_lines() -> List[str]:
+    """One line for each local device that counts its memory; none where JAX has not started. Bytes, as its allocator has them.
+
+    A device without such numbers (a CPU) has no line.
+    """
+    jax, bridge = sys.modules.get("jax"), sys.modules.get("jax._src.xla_bridge")
+    if jax is None or bridge is None or not bridge.backends_are_initialized():
+        return []  # asking for the devices would start it
+    lines = []
+    for device in jax.local_devices():
+        told = device.memory_stats() or {}
+        if "peak_bytes_in_use" in told and "bytes_limit" in told:
+            peak, limit = int(told["peak_bytes_in_use"]), int(told["bytes_limit"])
+            lines.append(f"{MEMORY}device {device.id} peak_bytes_in_use {peak} bytes_limit {limit}")
+    return lines
+
+
+def tell_memory() -> None:
+    """Prints memory_lines. Whatever happens in it changes nothing of how the process ends, and it waits for nobody for long."""
+
+    def tell() -> None:
+        with contextlib.suppress(BaseException):
+            text = "".join(f"{line}\n" for line in memory_lines())
+            if text:
+                os.write(1, text.encode())  # one write: other threads may be printing
+
+    with contextlib.suppress(Exception):
+        thread = threading.Thread(target=tell, name="launcher-memory", daemon=True)
+        thread.start()
+        thread.join(MEMORY_SECONDS)
+
+
+def main(words: Sequence[str]) -> None:
+    """Runs the module. Returns when it does; what it raises goes on to Python, as with -m."""
+    workarounds, module, arguments = read_words(words)
+    for name, allowed in workarounds.items():
+        WORKAROUNDS[name](allowed)
+    sys.argv[:] = [sys.argv[0], *arguments]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    finally:
+        tell_memory()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
