@@ -118,10 +118,11 @@ def doctor(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="the same for scripts, on stdout")
     options = parser.parse_args(words)
     from launcher.preflight import doctor as examination
+    from launcher.preflight.finding import text
 
     findings = examination.examine(options.python, store.root(options.runs))
     if options.json:
         print(json.dumps([finding.as_dict() for finding in findings], indent=2))
     else:
-        print(examination.text(findings))
+        print(text(findings))
     return 0 if all(finding.ok or finding.optional for finding in findings) else 1

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import textwrap
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from launcher.config import maxtext_schema
+from launcher.preflight import gpu_hardware, gpu_look, gpu_stack
+from launcher.preflight.finding import Finding
 
 TIMEOUT_S = 60
 """Bound in seconds for asking another program; importing nothing heavy, each answers within a few."""
@@ -23,31 +21,6 @@ TIMEOUT_S = 60
 LOCAL_EXTRA = "python3.12 -m pip install 'launcher[local]'"
 
 AOT_EXTRA = "python3.12 -m pip install 'launcher[aot]'"
-
-ASK_PYTHON = """
-import importlib.metadata, importlib.util, json, sys
-def version(name):
-    try: return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError: return None
-names = ["maxtext", "jax", "jaxlib", "flax", "orbax-checkpoint", "transformer_engine", "jax-cuda13-pjrt", "submitit", "kubernetes"]
-print(json.dumps({"python": sys.version.split()[0], "versions": {n: version(n) for n in names}}))
-"""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """`optional` ones are only needed for what `what_for` says; `cure` is what to type."""
-
-    name: str
-    ok: bool
-    seen: str
-    cure: str = ""
-    optional: bool = False
-    what_for: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return dataclasses.asdict(self)
 
 
 def _output(*command: str) -> str | None:
@@ -61,67 +34,57 @@ def _output(*command: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _python(python: str) -> list[Finding]:
+def _python(python: str, look: gpu_look.Look) -> list[Finding]:
     """The Python that shall train: its version, MaxText and what belongs to it."""
-    text = _output(python, "-c", ASK_PYTHON)
-    if text is None:
-        return [
-            Finding(
-                "trainer Python",
-                False,
-                f"{python} does not start",
-                "name another with --python",
-                what_for="training on this machine",
-            )
-        ]
-    answer = json.loads(text)
-    have: dict[str, str | None] = answer["versions"]
-    new_enough = tuple(int(part) for part in answer["python"].split(".")[:2]) >= (3, 12)
+    if look.problem or "python" not in look.seen:
+        problem = look.problem or f"{python}: {look.died.get('python', 'it says nothing')}"
+        cure = "name another with --python"
+        return [Finding("trainer Python", False, problem, cure, what_for="training on this machine")]
+    told = look.seen["python"]
+    have: Mapping[str, str] = told["packages"]
+    new_enough = tuple(int(part) for part in told["version"].split(".")[:2]) >= (3, 12)
     found = [
         Finding(
             "trainer Python",
             new_enough,
-            f"{answer['python']} ({python})",
+            f"{told['version']} ({python})",
             "" if new_enough else f"MaxText needs Python >= 3.12: {LOCAL_EXTRA}",
             what_for="training on this machine",
         ),
     ]
     known = maxtext_schema.versions()
-    version = have["maxtext"]
+    version = have.get("maxtext")
     fits = version in known
     cure = "" if fits else f"pip install maxtext=={known[-1]}" if version else LOCAL_EXTRA
     seen = f"{version or 'not installed'}{'' if fits or not version else f', the launcher knows {known}'}"
     found.append(Finding("MaxText", fits, seen, cure, what_for="training on this machine"))
+    jax = have.get("jax")
     found.append(
         Finding(
             "jax",
-            have["jax"] is not None,
-            f"jax {have['jax']}, jaxlib {have['jaxlib']}" if have["jax"] else "not installed",
-            "" if have["jax"] else LOCAL_EXTRA,
+            jax is not None,
+            f"jax {jax}, jaxlib {have.get('jaxlib')}" if jax else "not installed",
+            "" if jax else LOCAL_EXTRA,
             what_for="training on this machine",
         )
     )
     return found + _for_gpus(have)
 
 
-def _for_gpus(have: dict[str, str | None]) -> list[Finding]:
+def _for_gpus(have: Mapping[str, str]) -> list[Finding]:
     """What the same Python has for GPUs: their compiler, and Transformer Engine."""
-    compiler = have["jax-cuda13-pjrt"]
+    compiler, jax = have.get("jax-cuda13-pjrt"), have.get("jax")
     found = [
         Finding(
             "XLA's GPU compiler",
-            compiler is not None and compiler == have["jax"],
+            compiler is not None and compiler == jax,
             f"jax-cuda13-pjrt {compiler}" if compiler else "not installed",
-            AOT_EXTRA
-            if not compiler
-            else ""
-            if compiler == have["jax"]
-            else f"pip install --no-deps jax-cuda13-pjrt=={have['jax']}",
+            AOT_EXTRA if not compiler else "" if compiler == jax else f"pip install --no-deps jax-cuda13-pjrt=={jax}",
             True,
             "preflight aot: memory and traffic without a GPU",
         )
     ]
-    engine = have["transformer_engine"]
+    engine = have.get("transformer_engine")
     found.append(
         Finding(
             "Transformer Engine",
@@ -135,8 +98,31 @@ def _for_gpus(have: dict[str, str | None]) -> list[Finding]:
     return found
 
 
+def _gpus(look: gpu_look.Look) -> list[Finding]:
+    """The GPUs, their hardware file, and whether the stack under the trainer's Python fits. Short where there is none of it."""
+    told = look.seen.get("gpus")
+    gpus = told if isinstance(told, list) else []
+    kinds = sorted({f"{gpu['name']}, {gpu['memory_bytes'] / 2**30:.0f} GiB, driver {gpu['driver']}" for gpu in gpus})
+    unsaid = told.get("error", "") if isinstance(told, dict) else look.died.get("gpus", "nvidia-smi shows no GPU")
+    found = [
+        Finding(
+            "GPUs",
+            bool(gpus),
+            f"{len(gpus)}: {'; '.join(kinds)}" if gpus else f"none ({unsaid})",
+            "" if gpus else "run where GPUs are, or train on CPUs: +exp=moe_tiny_cpu",
+            True,
+            "experiments with hardware.platform=gpu, target=local",
+        )
+    ]
+    if gpus:
+        found += gpu_hardware.hardware(gpus)
+        found.append(gpu_hardware.memory_fraction(os.environ))
+    stack = gpu_stack.from_probe(look.seen, look.died)
+    return found + gpu_stack.judge(stack, gpu_stack.all_rules())
+
+
 def _machine(runs: Path) -> list[Finding]:
-    """Cores, memory, disk under the folder of runs, GPUs."""
+    """Cores, memory, disk under the folder of runs."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cores = len(os.sched_getaffinity(0))
     found = [Finding("machine", True, f"{cores} cores, {memory / 2**30:.0f} GiB of memory")]
@@ -150,18 +136,6 @@ def _machine(runs: Path) -> list[Finding]:
             writable,
             f"{runs}, {free / 2**30:.0f} GiB free" + ("" if writable else ", not writable"),
             cure,
-        )
-    )
-    gpus = [line for line in (_output("nvidia-smi", "-L") or "").splitlines() if line.startswith("GPU")]
-    seen = f"{len(gpus)}: {gpus[0].partition(' (UUID')[0]}" if gpus else "none (nvidia-smi shows no GPU)"
-    found.append(
-        Finding(
-            "GPUs",
-            bool(gpus),
-            seen,
-            "" if gpus else "run where GPUs are, or train on CPUs: +exp=moe_tiny_cpu",
-            True,
-            "experiments with hardware.platform=gpu, target=local",
         )
     )
     return found
@@ -209,28 +183,7 @@ def _kubernetes() -> list[Finding]:
 
 
 def examine(python: str = sys.executable, runs: Path = Path("runs")) -> list[Finding]:
-    """Everything that can be seen without starting a trainer; takes about a second."""
+    """Everything that can be seen without starting a trainer; about a second, ten where Transformer Engine is imported."""
     launcher = Finding("launcher", sys.version_info >= (3, 11), f"Python {sys.version.split()[0]} ({sys.executable})")
-    return [launcher, *_python(python), *_machine(runs.absolute()), *_slurm(), *_kubernetes()]
-
-
-def text(findings: list[Finding]) -> str:
-    """The findings as people read them, one block each, the cures below."""
-    width = max(len(finding.name) for finding in findings)
-    lines = []
-    for finding in findings:
-        mark = "ok     " if finding.ok else "absent " if finding.optional else "MISSING"
-        lines.append(f"{mark}  {finding.name:{width}}  {finding.seen}")
-        indent = " " * (width + 11)
-        if not finding.ok:
-            lines += (
-                textwrap.wrap(f"needed for {finding.what_for}", 118, initial_indent=indent, subsequent_indent=indent)
-                if finding.what_for
-                else []
-            )
-            lines += (
-                textwrap.wrap(f"cure: {finding.cure}", 118, initial_indent=indent, subsequent_indent=indent)
-                if finding.cure
-                else []
-            )
-    return "\n".join(lines)
+    look = gpu_look.look(python)
+    return [launcher, *_python(python, look), *_gpus(look), *_machine(runs.absolute()), *_slurm(), *_kubernetes()]
