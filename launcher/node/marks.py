@@ -22,6 +22,10 @@ ABORTED = "aborted"  # on a loss that is no number
 STOPPED = "stopped"
 
 
+DISPATCHED = "Memstats: After params initialized"
+"""In the log once the first step of an attempt is compiled and under way (train.py, training_loop_iteration at start_step)."""
+
+
 class Mark(NamedTuple):
     """One such line. at: Unix seconds, None without a stamp. step: the one that it is about. text: what it says of it."""
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Optional
 
-from .marks import EVALUATED, FALLBACK, SAVED, SAVING, parse_mark
+from .marks import DISPATCHED, EVALUATED, FALLBACK, SAVED, SAVING, parse_mark
 from .steps import JUNK_STEPS, parse_step
 
 LEAST_SECONDS, MEDIANS, MORE_SECONDS = 300.0, 10.0, 60.0
@@ -22,6 +22,11 @@ collective that a congested network delays comes back within minutes, NCCL's own
 FIRST_LEAST_SECONDS, FIRST_FACTOR = 900.0, 3.0
 """To the first step, when earlier attempts had one: FIRST_FACTOR times their longest. The least: a compile cache that is
 gone costs minutes."""
+
+COMPILED_SHARE = 0.25
+"""Of what was asked for to the first step, that step itself gets once it is compiled and under way, FIRST_LEAST_SECONDS at least:
+two H200s on which a collective hung in it would have stood for an hour. Where all went well it took 1 to 28 s there, the most with
+NCCL EP, which compiles its kernels in it."""
 
 PAUSE_SECONDS = 1800.0
 """At least, for a step near a pause (a checkpoint, an evaluation, ...): Orbax gives up an unfinished save after 1,200 s by
@@ -91,6 +96,7 @@ class _Rank:
     took: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     count: int = 0
     pause: str = ""
+    is_compiled: bool = False
 
 
 class Clock:
@@ -107,6 +113,8 @@ class Clock:
         """Takes in one line of a rank."""
         own = self._ranks[rank]
         step = parse_step(text)
+        if own.last is None and not own.is_compiled and DISPATCHED in text:
+            own.is_compiled, own.since = True, now
         if step is None:
             mark = parse_mark(text, None) if own.last is not None else None
             if mark is not None and mark.kind in _OF_MARK:
@@ -162,9 +170,13 @@ class Clock:
     @property
     def _least(self) -> float:
         """No bound is below this, so most looks end here."""
-        return min(self._bounds.first, self._bounds.step if self._bounds.step is not None else LEAST_SECONDS)
+        step = self._bounds.step if self._bounds.step is not None else LEAST_SECONDS
+        return min(self._bounds.first, FIRST_LEAST_SECONDS, step)
 
     def _bound(self, own: _Rank) -> tuple[float, str]:
+        if own.last is None and own.is_compiled:
+            given = max(FIRST_LEAST_SECONDS, COMPILED_SHARE * self._bounds.first)
+            return min(self._bounds.first, given), "for the first step, which was compiled"
         if own.last is None:
             return self._bounds.first, "to the first step"
         usual = self._usual(own)

@@ -23,6 +23,8 @@ LARGEST_GROUP = 64
 LEAST_CAPABILITY = {"te_fp8_delayedscaling": 89, "te_fp8_currentscaling": 89, "te_nvfp4": 100, "te_nvfp4_no_rht": 100}
 """CUDA compute capability x 10 that each of TE's quantizations needs (TE 2.20.2); MXFP8 is a fact of the hardware file."""
 
+INSTEAD_OF_MXFP8 = "precision=fp8_currentscaling (FP8 in dense layers, bfloat16 in the experts), precision=te_bf16, or "
+
 EP_CAPABILITY = 90
 """NCCL EP runs on Hopper and newer (TE 2.20.2)."""
 
@@ -149,13 +151,11 @@ def mesh(case: Case) -> Iterator[Issue]:
     if plan is None:
         return
     if plan.expert_parallel == 1:
-        message = f"te_moe_block=true with mesh expert 1 on {plan.gpus} GPUs: NCCL EP wants groups of 2 ranks or more"
-        yield error(
-            "TE_EXPERT_PARALLEL",
-            "mesh.ici.expert",
-            message,
-            "type moe=dropless, or give mesh.ici.expert a size and divide mesh.ici.fsdp by it",
-        )
+        gpus = "one GPU" if plan.gpus == 1 else f"{plan.gpus} GPUs"
+        message = f"te_moe_block=true with mesh expert 1 on {gpus}: NCCL EP wants groups of 2 ranks or more"
+        several = ", or give mesh.ici.expert a size and divide mesh.ici.fsdp by it" if plan.gpus > 1 else ""
+        hint = f"type moe=capacity precision=bf16 (drops tokens), moe=dropless precision=bf16 (slow){several}"
+        yield error("TE_EXPERT_PARALLEL", "mesh.ici.expert", message, hint)
     others = {a: plan.size(a) for a in plan.ici if a not in ("fsdp", "expert", "data") and plan.size(a) > 1}
     if others:
         named = " x ".join(f"{axis} {n}" for axis, n in others.items())
@@ -285,7 +285,9 @@ def quantizations(case: Case) -> Iterator[Issue]:
                 else "te_no_quant"
             )
             message = f"{key}={value}: {machine.name} (compute capability {capability / 10}) does not have that format"
-            yield error("PRECISION_HARDWARE", case.field(key), message, f"type {case.typed(key, other)}")
+            has_fp8 = capability >= LEAST_CAPABILITY["te_fp8_currentscaling"]
+            ways = INSTEAD_OF_MXFP8 if value == "te_mxfp8" and has_fp8 else ""
+            yield error("PRECISION_HARDWARE", case.field(key), message, f"type {ways}{case.typed(key, other)}")
 
 
 def leftovers(case: Case) -> Iterator[Issue]:

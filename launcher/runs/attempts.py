@@ -12,6 +12,7 @@ from typing import Any
 from launcher.issue import Refused
 from launcher.node.codes import Outcome
 from launcher.node.layout import AttemptFolder
+from launcher.node.marks import DISPATCHED
 from launcher.node.record import write_json
 from launcher.runs.decisions import Decision, decision_of
 from launcher.runs.store import Run, RunsError, is_locked, read_object, read_object_if_there
@@ -318,9 +319,12 @@ def _phase(attempt: AttemptFolder) -> State:
     """How far an attempt is that lives: a later figure (a step line) can only raise this to RUNNING."""
     try:
         with open(attempt.rank_log(0), "rb") as log:
-            return State.COMPILING if COMPILE_MARK in log.read(1 << 18) else State.STARTING
+            said = log.read(1 << 18)
     except OSError:
         return State.STARTING
+    if DISPATCHED.encode() in said:
+        return State.RUNNING
+    return State.COMPILING if COMPILE_MARK in said else State.STARTING
 
 
 def _ended(run: Run, attempt: AttemptFolder, result: dict[str, Any], decision: Decision | None) -> Judged:

@@ -64,6 +64,27 @@ def test_a_start_may_take_as_long_as_asked_and_no_longer():
     assert "since the start (bound: 3600 s, to the first step)" in stalled.text
 
 
+@pytest.mark.parametrize(("first", "bound"), [(3600.0, 900.0), (14400.0, 3600.0), (120.0, 120.0)])
+def test_a_first_step_that_is_compiled_and_under_way_gets_less(first, bound):
+    trainer = Trainer(ranks=2, first=first)
+    assert trainer.wait(100) is None
+    for rank in trainer.ranks:
+        trainer.clock.line(rank, "Memstats: After params initialized:", trainer.now)
+        trainer.clock.line(rank, "\tUsing (GB) 6.96 / 123.03 (5.657157%) on cuda:0", trainer.now)
+    assert trainer.wait(bound - 12) is None
+    stalled = trainer.wait(30)
+    assert f"since the start (bound: {bound:.0f} s, for the first step, which was compiled)" in stalled.text
+
+
+def test_a_rank_that_still_compiles_keeps_its_time():
+    trainer = Trainer(ranks=2, first=3600)
+    trainer.clock.line(0, "Memstats: After params initialized:", trainer.now)
+    assert trainer.wait(880) is None
+    assert trainer.wait(30).bound == 900
+    alone = Trainer(first=3600)
+    assert alone.wait(3500) is None
+
+
 @pytest.mark.parametrize(
     ("took", "bound"),
     [(0.2, 300.0), (6.0, 300.0), (40.0, 400.0), (600.0, 6000.0)],

@@ -52,6 +52,7 @@ def test_no_attempt_yet(run):
         ("", "starting"),
         ("importing\n", "starting"),
         ("importing\nI1129 1 max.py:1] Num_devices: 2, shape (1, 2)\n", "compiling"),
+        ("I1129 1 max.py:1] Num_devices: 2, shape (1, 2)\n\nMemstats: After params initialized:\n", "running"),
         (LINES, "running"),
         (LINES[:70], "starting"),
     ],
