@@ -78,7 +78,7 @@ def update(table: Table, run: RunFolder, ranks: Container[int] | None = None) ->
     numbers = run.attempt_numbers()
     for number in numbers:
         attempt = run.attempt(number)
-        changed = attempt.path.stat().st_mtime_ns
+        changed = attempt.path.stat().st_mtime_ns or 1  # an archive may give 1970; 0 = never looked into
         if number == numbers[-1] or table.source(number, folder).offset != changed:
             read_attempt(table, attempt, ranks)
             table.note_source(number, folder, Source(changed if number != numbers[-1] else 0))

@@ -1,6 +1,7 @@
 """A run's table: read on where the last look ended, shared by all who look, and never in the way."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -61,6 +62,14 @@ def test_earlier_attempts_are_left_alone_until_files_come(run):
     assert len(steps(run)) == 8 + STEPS[:700].count("\n")
     first.rank_log(3).write_text(STEPS + step_line(8))  # brought from a pod later
     assert (1, 8) in steps(run)
+
+
+@pytest.mark.parametrize("at", [0, 1, -1])
+def test_an_archives_times_hide_no_attempt(run, at):
+    for attempt in (attempt_of(run, log=STEPS), attempt_of(run, log=STEPS)):
+        os.utime(attempt.rank_log(0), (at, at))
+        os.utime(attempt.path, (at, at))
+    assert steps(run) == [(attempt, step) for attempt in (1, 2) for step in range(8)]
 
 
 def test_a_file_that_is_no_table_is_made_anew(run):
