@@ -1,7 +1,8 @@
 """How far the predicted step times are off: `python -m benchmarks.prediction`.
 
-Three answers: the article's steps (never fitted; the launcher's own experiments, from the config on), every other recent row
-predicted by constants that were fitted without any row of its model on its GPU, and whether a floor was ever broken. Needs scipy.
+Four answers: the article's steps (never fitted; the launcher's own experiments, from the config on), the steps measured by
+this project, every other recent row predicted by constants that were fitted without any row of its model on its GPU, and whether
+a floor was ever broken. Needs scipy.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from benchmarks import measured
 from benchmarks.published import Point, newest, points
 from launcher.plan import throughput
 from tools.fit_prediction import band, left_out, ratios
@@ -58,6 +60,9 @@ def main() -> None:
     print("The article, never fitted (its two configurations, mesh of 1,024 GPUs ours):")
     for point, ratio in zip(article, ratios(article, told["fitted"]), strict=True):
         print(line(point, ratio))
+    print("Measured by this project on H200s, seconds a step (launcher/data/prediction/measured.csv):")
+    for row in measured.rows():
+        print(measured.line(row))
     unseen = left_out([p for p in recent if not p.article])
     print(f"{len(unseen)} configurations, each without its model on its GPU in the fit:")
     for point, ratio in unseen:

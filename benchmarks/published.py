@@ -129,7 +129,7 @@ def _work(row: dict[str, str], model: ModelShape, gpu: Hardware, gpus: int, sequ
     if tp > 1:
         inner = (4 if model.moe else 8) * tokens * tp * model.emb * 2 * (tp - 1) / tp * model.layers
     return throughput.Work(
-        flops=table, replay=again, extra=0.0, dense=kind, experts=kind, experts_rate=1.0, tokens=tokens, emb=model.emb,
+        flops=table, replay=again, extra=0.0, dense=kind, experts=kind, tokens=tokens, emb=model.emb,
         layers=model.layers + model.mtp, moe_layers=moe_layers, top_k=model.experts_per_token if model.moe else 0,
         moe_mlp=model.moe_mlp if model.moe else 0, exchange=exchange,
         weights=_weights(model, domain, (tp, pp, cp, ep, dp), micro if "FSDP" in row["note"] else 0),

@@ -94,9 +94,9 @@ def band(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _peak(row: Compiled, factors: Sequence[float]) -> float:
-    quantities, estimate = memory.quantities(row.case), row.estimate
-    held = sum(f * quantities[name] for f, name in zip(factors, FACTORS, strict=True))
-    return estimate.state_bytes + estimate.kept_bytes + held
+    estimate, fitted = row.estimate, dict(zip(FACTORS, factors, strict=True))
+    held = memory.held(row.case, {**memory.constants()["factors"], **fitted})
+    return estimate.state_bytes + estimate.kept_bytes + sum(held.values())
 
 
 def fit_memory(compiled: Sequence[Compiled]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 MaxText names tensors (jax.ad_checkpoint.checkpoint_name) and a rematerialization policy says of each name: compute it again,
 keep it in the GPU, or send it to host memory. A name that the training step does not have keeps nothing. A tensor that the
 backward pass does not read costs nothing even when it is to be kept (XLA drops it): the output of a dense MLP. Sizes held
-against XLA's scan carries (facts of tests/plan/data/xla_memory.csv).
+against XLA's scan carries (data/prediction/xla_memory.csv).
 """
 
 from __future__ import annotations

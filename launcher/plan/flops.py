@@ -60,6 +60,23 @@ def mlp_weights(shape: ModelShape, inner: int) -> int:
     return (shape.activations + 1) * shape.emb * inner
 
 
+def dense_outputs(shape: ModelShape) -> int:
+    """Elements a token that the dense GEMMs of all layers write in one forward pass: projections, dense MLPs, shared experts."""
+    out = shape.emb
+    if shape.mla:
+        out += (
+            (shape.q_lora if shape.q_lora > 0 else 0) + shape.heads * shape.query_head + shape.kv_lora + shape.qk_rope
+        )
+        out += shape.heads * (shape.qk_nope + shape.v_head)
+    else:
+        out += (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    moe_layers = shape.moe_layers if shape.moe else 0
+    shared = shape.shared_experts * shape.moe_mlp if shape.decoder_block == "deepseek" else 0
+    of_moe = shape.activations * shared + shape.emb if shared else 0
+    of_dense = shape.activations * shape.mlp + shape.emb
+    return out * shape.layers + of_moe * moe_layers + of_dense * (shape.layers - moe_layers)
+
+
 def seen(shape: ModelShape, sequence: int) -> float:
     """Tokens that a token attends to, on average over layers and positions."""
     period = LOCAL_PERIOD.get(shape.decoder_block)

@@ -2,11 +2,12 @@
 
     peak = state + kept activations + G x gradients + W x weights of a layer + R x receive buffers + F x experts' MLP
            + X x a layer's activations + L x logits (+ M x dispatch masks on the capacity path,
-           + D x ragged_dot's copies on MaxText's dropless path)
+           + D x ragged_dot's copies on MaxText's dropless path, + S x attention's scores where they are written out)
 
 State, kept activations and host bytes are exact; the factors stand for what XLA holds at once beside them and are fitted to its own
-buffer assignments (data/prediction/memory.toml: factors, source, and the error that is left). Not in it: NCCL's and NCCL EP's
-buffers, cuBLAS' workspace, the CUDA context; XLA_PYTHON_CLIENT_MEM_FRACTION is there to leave them room.
+buffer assignments (data/prediction/memory.toml: factors, source, and the error that is left). Layers without a loop have a second
+peak (plan/loose.py), and the larger one counts. Not in it: NCCL's and NCCL EP's buffers, cuBLAS' workspace, the CUDA context;
+XLA_PYTHON_CLIENT_MEM_FRACTION is there to leave them room.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from enum import StrEnum
 from typing import Any
 
 from launcher.config.maxtext_schema import SNAPSHOTS
-from launcher.plan import activations, params
+from launcher.plan import activations, loose, params
 from launcher.plan.case import Case
 
 DATA = SNAPSHOTS.parent / "prediction"
@@ -190,27 +191,94 @@ def quantities(case: Case) -> dict[str, float]:
         "logits": tokens * shape.vocab / split / max(case.values.whole("num_vocab_tiling", 1), 1),
         "masks": masks(case) if path(case) == "capacity" else 0.0,
         "ragged": ragged(case) if path(case) == "sparse" else 0.0,
+        "scores": scores(case),
     }
+
+
+NAMES = {
+    "gradients": "gradients",
+    "layer": "weights of a layer",
+    "rows": "receive buffers",
+    "inner": "experts' MLP",
+    "tokens": "layer's activations",
+    "logits": "logits",
+    "masks": "dispatch masks",
+    "ragged": "ragged_dot's copies",
+    "scores": "attention's scores",
+}
+"""What readers call the quantities."""
+
+OF_MLP = ("rows", "inner", "masks", "ragged")
+"""Those of a layer's MLP or experts: not there while its attention computes."""
+
+
+def _parts(case: Case, factors: Mapping[str, float]) -> dict[str, float]:
+    """Factors times quantities; of attention's scores and of what the MLP needs only the larger, since they take turns."""
+    names = NAMES if case.shape.moe else {**NAMES, "rows": "MLP input", "inner": "MLP"}
+    size = {key: factors[key] * value for key, value in quantities(case).items() if key in factors}
+    turn = sum(size.get(key, 0.0) for key in OF_MLP)
+    attention = size.get("scores", 0.0) > turn
+    idle = OF_MLP if attention else ("scores",)
+    return {names[key]: value for key, value in size.items() if value and key not in idle}
+
+
+def _put_off(case: Case, at: loose.Layers, kept: float) -> dict[str, float]:
+    """What waits for the gradients of the weights of these layers; a tensor that the policy keeps is there already."""
+    table = constants()["put_off"]
+    share = 1.0
+    if not case.values.flag("scan_layers"):
+        share = max(1 - table["not_yet"] / (at.dense + at.moe), 0.0) if loose.called(case) else table["others"]
+    experts = at.moe
+    if loose.early(case, scores(case)):
+        experts = min(at.moe, table["early"] if loose.shared(case) else 1)
+    parts = {
+        "experts' tensors put off": loose.expert_bytes(case, experts),
+        "other tensors put off": max(share * loose.other_bytes(case, at) - kept, 0),
+    }
+    return {name: size for name, size in parts.items() if size}
+
+
+def held(case: Case, factors: Mapping[str, float]) -> dict[str, float]:
+    """Bytes of what is alive at the peak beside state and kept activations.
+
+    Layers in a loop: everything by the fitted factors. Without a loop: the larger of the same without the copy of the weights that
+    a loop wants (stacked by layer), and of what waits for the gradients of the weights, beside one layer's exchange.
+    """
+    at, table = loose.layers(case), constants()
+    if case.values.flag("scan_layers"):
+        return _parts(case, factors) | _put_off(case, at, 0.0)
+    first = _parts(case, {**factors, **table["unrolled"]})
+    if not at.any:
+        return first
+    kept = sum(k.bytes for k in activations.kept(case) if k.where == "device" and k.name != "decoder_layer_input")
+    beside = {**table["beside"], "scores": factors["scores"]}
+    if loose.early(case, scores(case)):
+        # The capacity path gathers the experts of all ranks.
+        ranks = case.size("expert") if path(case) == "capacity" else 1
+        beside |= {**table["early"], "layer": table["early"]["layer"] * ranks}
+    second = _put_off(case, at, kept) | _parts(case, beside)
+    return max(first, second, key=lambda parts: sum(parts.values()))
 
 
 def _working(case: Case) -> list[Part]:
-    """What is alive at the peak beside state and kept activations."""
-    moe = case.shape.moe
-    named = {
-        "gradients": "gradients",
-        "layer": "weights of a layer",
-        "rows": "receive buffers" if moe else "MLP input",
-        "inner": "experts' MLP" if moe else "MLP",
-        "tokens": "layer's activations",
-        "logits": "logits",
-        "masks": "dispatch masks",
-        "ragged": "ragged_dot's copies",
-    }
-    factors, found = constants()["factors"], quantities(case)
-    parts = [Part(named[name], round(factors[name] * size)) for name, size in found.items() if size]
+    """What is alive at the peak beside state and kept activations, with the sum that gradient accumulation keeps."""
+    parts = [Part(name, round(size)) for name, size in held(case, constants()["factors"]).items()]
     if case.values.number("gradient_accumulation_steps", 1) > 1:
-        parts.append(Part("accumulated gradients", round(found["gradients"])))
+        parts.append(Part("accumulated gradients", round(quantities(case)["gradients"])))
     return parts
+
+
+def scores(case: Case) -> float:
+    """Bytes of attention's scores [batch, heads, sequence, sequence] of one layer; 0 where the attention does not write them out.
+
+    MaxText's attention=dot_product does. So does TE's unfused attention, to which cudnn_flash_te falls back where cuDNN refuses: that is
+    seen only on the GPU.
+    """
+    if case.values.text("attention") != "dot_product":
+        return 0.0
+    split = case.size("tensor") * case.size("tensor_sequence")
+    length = case.values.whole("max_target_length")
+    return activations.local_tokens(case) * length * case.shape.heads / split * activations.width(case)
 
 
 def masks(case: Case) -> float:
@@ -239,6 +307,16 @@ def fraction(case: Case) -> float:
     return asked if 0 < asked <= 1 else DEFAULT_FRACTION
 
 
+def _error(case: Case) -> float:
+    """The relative error that the verdict allows for."""
+    table = constants()
+    known = table["error"] if case.values.text("remat_policy") in table["fitted_policies"] else table["error_elsewhere"]
+    if not case.values.flag("scan_layers"):
+        # There the peak hardly depends on the policy: what one keeps is put off under the others too.
+        return float(table["error_early"] if loose.early(case, scores(case)) else table["error_loose"])
+    return float(max(known, table["error_loose"]) if loose.layers(case).any else known)
+
+
 @functools.lru_cache(maxsize=64)
 def estimate(case: Case, also: Set[str] = frozenset()) -> Memory | None:
     """The memory of a case; None when `missing` says why.
@@ -248,7 +326,6 @@ def estimate(case: Case, also: Set[str] = frozenset()) -> Memory | None:
     """
     if missing(case) is not None:
         return None
-    table = constants()
     state, away = _state(case)
     kept = activations.kept(case, also)
     share = fraction(case)
@@ -261,9 +338,7 @@ def estimate(case: Case, also: Set[str] = frozenset()) -> Memory | None:
         fraction=share,
         limit=int(share * case.experiment.hardware.hbm_bytes),
         processes_per_node=case.experiment.hardware.gpus_per_node,
-        error=table["error"]
-        if case.values.text("remat_policy") in table["fitted_policies"]
-        else table["error_elsewhere"],
+        error=_error(case),
     )
 
 

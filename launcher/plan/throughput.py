@@ -5,8 +5,9 @@
                + weights and gradients on the wire beyond what the computation hides + optimizer + jitter
 
 Six numbers are fitted to published steps (tools/fit_prediction.py; data/prediction/throughput.toml holds them with the rows' source
-and the error that is left), the rest are fixed. The band is the spread of measured / predicted over the fitted rows: it holds
-containers of different months, and so is wide. `calibrate` narrows it to one cluster.
+and the error that is left), the rest are fixed; for a GPU on which this software was profiled, the profile's numbers take their
+place (`constants_of`). The band is the spread of measured / predicted over the fitted rows: it holds containers of different
+months, and so is wide. `calibrate` narrows it to one cluster.
 """
 
 from __future__ import annotations
@@ -32,9 +33,13 @@ class Work:
         replay: class -> share of its forward pass that is computed again.
         extra: FLOP that the model does not count: padding, dispatch by masks.
         dense, experts: format of the GEMMs: bf16, fp8 or fp4.
-        experts_rate: rate of the experts' GEMMs relative to grouped GEMM (ragged_dot without a kernel is far slower).
+        masked, masked_bytes: FLOP and bytes of the products, one an expert over all rows, that stand for ragged_dot; 0 where the
+            experts' GEMMs are grouped.
         tokens, emb, layers, moe_layers, top_k, moe_mlp: for the bytes that stream through HBM.
+        scores: elements of attention's score matrices in forward, replay and backward pass; 0 where attention is a fused kernel.
+        outputs, buffers: bytes of what dense GEMMs write, and of the experts' buffers, once for each of those passes.
         exchange, weights, inner: (NVLink, network) bytes of the expert axis, of weights and gradients, of tensor parallelism.
+        gathered: the same, if Transformer Engine gathered all that its dense GEMMs write, in each of those passes.
         launches: layers x microbatches.
         bubble: idle share of a pipeline. optimizer: bytes that the optimizer reads and writes. domains: NVLink domains.
     """
@@ -44,7 +49,6 @@ class Work:
     extra: float
     dense: str
     experts: str
-    experts_rate: float
     tokens: float
     emb: int
     layers: float
@@ -58,6 +62,12 @@ class Work:
     bubble: float
     optimizer: float
     domains: float
+    masked: float = 0.0
+    masked_bytes: float = 0.0
+    scores: float = 0.0
+    outputs: float = 0.0
+    buffers: float = 0.0
+    gathered: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,22 @@ def constants() -> Mapping[str, Any]:
         return tomllib.load(file)
 
 
+def constants_of(hardware: Hardware) -> dict[str, float]:
+    """The numbers of `terms` for a GPU: its own profile's where there is one, else fitted and fixed."""
+    told = constants()
+    return {**told["fixed"], **told["fitted"], **told["gpu"].get(hardware.gpu, {}).get("measured", {})}
+
+
+def band(work: Work, hardware: Hardware, runs: int = 0) -> tuple[float, float]:
+    """Measured / predicted in which a run is expected; a GPU's own band is for one NVLink domain, which is all that was measured."""
+    told = constants()
+    if runs:
+        low, high = told["band"]["calibrated"]
+        return low, high
+    found = told["gpu"].get(hardware.gpu, told)["band"] if work.domains <= 1 else told["band"]
+    return found["low"], found["high"]
+
+
 def peak(hardware: Hardware, kind: str) -> float:
     """FLOP/s of a format; a format that the GPU lacks runs as the next wider one."""
     rates = {"fp4": hardware.peak_fp4, "fp8": hardware.peak_fp8, "bf16": hardware.peak_bf16}
@@ -127,31 +153,38 @@ def terms(work: Work, hardware: Hardware, given: Mapping[str, float]) -> dict[st
         return 1 + work.replay.get(name, 0.0) / flops.FORWARD_AND_BACKWARD
 
     dense = given["dense_" + work.dense]
-    experts = given["dense_" + work.experts] * given["grouped"] * work.experts_rate
+    experts = given["dense_" + work.experts] * given["grouped"]
     bf16 = peak(hardware, "bf16")
     streamed = 2 * work.tokens * work.emb * 2 * work.layers * again("attention")
     streamed += work.tokens * work.top_k * (work.emb + 0.5 * work.moe_mlp) * 2 * work.moe_layers * again("experts")
     nvlink = hardware.nvlink_bytes_per_s * given["fabric"]
     network = hardware.network_bytes_per_s * given["fabric"]
+    memory_rate = hardware.hbm_bytes_per_s * given["hbm"]
 
     def wire(pair: tuple[float, float]) -> float:
         return max(pair[0] / nvlink if nvlink else 0.0, pair[1] / network if network else 0.0)
 
     found = {
-        "expert GEMM": f["experts"] * again("experts") / (peak(hardware, work.experts) * experts),
+        "expert GEMM": work.masked / (bf16 * given["masked"]) + given["masked_passes"] * work.masked_bytes / memory_rate
+        if work.masked
+        else f["experts"] * again("experts") / (peak(hardware, work.experts) * experts),
         "dense GEMM": sum(f[n] * again(n) for n in WEIGHTS) / (peak(hardware, work.dense) * dense)
         + work.extra / (bf16 * given["dense_bf16"]),
-        "attention": f["core"] * again("core") / (bf16 * given["core"]),
+        # Without a fused kernel the masked half of the scores is computed too, and each pass over them goes through memory.
+        "attention": f["core"] * again("core") * (2 if work.scores else 1) / (bf16 * given["core"])
+        + given["score_bytes"] * work.scores / memory_rate,
         "head": f["head"] / (bf16 * given["head"]),
-        "HBM": given["hbm_passes"] * streamed / hardware.hbm_bytes_per_s,
+        "HBM": given["hbm_passes"] * streamed / hardware.hbm_bytes_per_s
+        + (given["output_passes"] * work.outputs + given["buffer_passes"] * work.buffers) / memory_rate,
         "tokens exchanged": given["exchange_exposed"] * wire(work.exchange),
+        "activations gathered": given["regathered"] * wire(work.gathered),
         "tensor parallel": given["inner_exposed"] * wire(work.inner),
         "launches": work.launches * (given["moe_launch"] if work.moe_layers else given["dense_launch"]),
     }
     busy = sum(found.values())
     found["bubble"] = busy * work.bubble
     found["weights exchanged"] = max(0.0, wire(work.weights) - given["hidden"] * busy)
-    found["optimizer"] = work.optimizer / (hardware.hbm_bytes_per_s * given["fabric"])
+    found["optimizer"] = work.optimizer / memory_rate
     if work.domains > given["jitter_from"]:
         found["jitter"] = given["jitter"] * math.log2(work.domains / given["jitter_from"]) * sum(found.values())
     return found
@@ -217,12 +250,58 @@ def _extra(case: Case, experts: float, tokens: float) -> float:
     return experts * (factor - 1) + masks
 
 
+def _microbatches(case: Case) -> int:
+    return max(case.values.whole("gradient_accumulation_steps", 1), 1)
+
+
+def _masked(case: Case, again: Mapping[str, float]) -> tuple[float, float]:
+    """FLOP and masked bytes by which XLA computes jax.lax.ragged_dot on GPUs: each local expert multiplies every row there is room for.
+
+    A product's rows are masked for each expert before it (RaggedDotRewriter), so [local experts, rows, width] lies in memory.
+    """
+    if memory.path(case) != "sparse":
+        return 0.0, 0.0
+    shape = case.shape
+    times = shape.moe_layers * _microbatches(case) * (flops.FORWARD_AND_BACKWARD + again.get("experts", 0.0))
+    rows = activations.expert_rows(case) * shape.experts / case.size("expert") * times
+    width = (shape.activations + 1) * (shape.moe_in + shape.moe_mlp) / 2 * activations.width(case)
+    split = case.size("tensor") * case.size("tensor_sequence")
+    return 2 * rows * flops.mlp_weights(shape, shape.moe_mlp) / split, rows * width
+
+
+def _scores(case: Case, again: Mapping[str, float]) -> float:
+    """Elements of the score matrices of all layers, once for each of forward, replay and backward pass; 0 for a fused kernel."""
+    layers = (case.shape.layers + case.shape.mtp) * _microbatches(case)
+    return memory.scores(case) / activations.width(case) * layers * (2 + again.get("core", 0.0))
+
+
+def _buffers(case: Case) -> float:
+    """Bytes of the experts' buffers of all layers: every row there is room for, its input and half of the MLP's inner width."""
+    shape = case.shape
+    if not shape.moe:
+        return 0.0
+    width = (shape.moe_in + shape.moe_mlp / 2) * activations.width(case)
+    return activations.expert_rows(case) * width * shape.moe_layers * _microbatches(case)
+
+
+def _gathered(case: Case, outputs: float) -> tuple[float, float]:
+    """Bytes of gathering over the expert axis what dense GEMMs write.
+
+    Where that axis cuts the dense weights, Transformer Engine's dense GEMMs gather activations for the weights' gradients
+    (seen in XLA's step and in a profile: docs/plan.md); XLA's own GEMMs scatter the gradients instead.
+    """
+    mesh = case.mesh
+    if mesh is None or not case.values.text("quantization").startswith("te_") or mesh.expert_parallel == 1:
+        return 0.0, 0.0
+    return traffic.split(outputs * mesh.expert_parallel, mesh.ici["expert"], mesh.dcn["expert"])
+
+
 def work(case: Case) -> Work:
     """What one GPU of a case does in a step. The case must have an estimate (`memory.missing`)."""
     shape, mesh, found = case.shape, case.mesh, traffic.estimate(case)
     assert mesh is not None
     assert found is not None
-    micro = max(case.values.whole("gradient_accumulation_steps", 1), 1)
+    micro = _microbatches(case)
     sequence = case.values.whole("max_target_length")
     tokens = case.values.number("per_device_batch_size") * sequence * micro
     each = flops.per_token(shape, sequence)
@@ -230,6 +309,7 @@ def work(case: Case) -> Work:
         name: getattr(each, name) * tokens
         for name in ("attention", "core", "experts", "shared", "router", "dense", "head")
     }
+    again = replay(case)
     grouped = case.values.text("te_gmm_quantization") if case.te else ""
     joined = [
         axis
@@ -237,14 +317,15 @@ def work(case: Case) -> Work:
         if axis not in ("expert", "tensor", "tensor_sequence", "context")
     ]
     state = memory.state_elements(case) * activations.BYTES.get(case.values.text("weight_dtype"), 4)
-    ragged = memory.path(case) == "sparse" and shape.moe
+    # Forward pass, replay, backward pass.
+    outputs = flops.dense_outputs(shape) * tokens * activations.width(case) * (2 + again.get("attention", 0.0))
+    masked, masked_bytes = _masked(case, again)
     return Work(
         flops=table,
-        replay=replay(case),
+        replay=again,
         extra=_extra(case, table["experts"], tokens),
         dense=_format(case.values.text("quantization")),
         experts=_format(grouped),
-        experts_rate=constants()["fixed"]["ragged"] if ragged else 1.0,
         tokens=tokens,
         emb=shape.emb,
         layers=shape.layers,
@@ -259,6 +340,12 @@ def work(case: Case) -> Work:
         # Weights, gradients and two moments are read, all but the gradients written.
         optimizer=7 * state,
         domains=mesh.domains,
+        masked=masked,
+        masked_bytes=masked_bytes,
+        scores=_scores(case, again),
+        outputs=outputs,
+        buffers=_buffers(case) * (2 + again.get("experts", 0.0)),
+        gathered=_gathered(case, outputs),
     )
 
 
@@ -271,15 +358,12 @@ def estimate(case: Case, calibration: float = 1.0, runs: int = 0) -> Throughput 
     hardware = case.experiment.hardware
     if memory.missing(case) is not None or min(hardware.peak_bf16, hardware.hbm_bytes_per_s) <= 0:
         return None
-    told = constants()
     doing = work(case)
-    parts = {
-        name: value * calibration for name, value in terms(doing, hardware, {**told["fixed"], **told["fitted"]}).items()
-    }
+    parts = {name: value * calibration for name, value in terms(doing, hardware, constants_of(hardware)).items()}
     expected, least = sum(parts.values()), floor(doing, hardware)
     if expected <= 0:
         return None
-    low, high = told["band"]["calibrated"] if runs else (told["band"]["low"], told["band"]["high"])
+    low, high = band(doing, hardware, runs)
     best = doing.experts if case.shape.moe else doing.dense
     return Throughput(
         floor=least,
