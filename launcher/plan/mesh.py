@@ -204,6 +204,8 @@ def _unresolved(experiment: Experiment, ici: Mapping[str, int], dcn: Mapping[str
     sizes = dcn if part == "dcn" else ici
     axis = next(a for a, n in sizes.items() if n == -1)
     field = f"mesh.{part}.{axis}"
+    if math.prod(n for n in (*ici.values(), *dcn.values()) if n != -1) > MOST_GPUS:
+        return _too_large(ici, dcn)  # no number of nodes would help
     if nodes is None:
         example = cures.example_nodes(experiment, ici, dcn)
         return _error(
@@ -221,6 +223,16 @@ def _unresolved(experiment: Experiment, ici: Mapping[str, int], dcn: Mapping[str
     return _error("MESH_FREE_AXIS", field, message, cures.hint(experiment, ici, dcn))
 
 
+def _too_large(ici: Mapping[str, int], dcn: Mapping[str, int]) -> Issue:
+    parts = [{axis: n for axis, n in part.items() if n != -1} for part in (ici, dcn)]
+    gpus = math.prod(n for part in parts for n in part.values())
+    least = f"{gpus} GPUs{' or more' if -1 in (*ici.values(), *dcn.values()) else ''}"
+    message = (
+        f"{cures.factors('ici', parts[0])}, {cures.factors('dcn', parts[1])}: {least}, at most {MOST_GPUS} are laid out"
+    )
+    return _error("MESH_TOO_LARGE", "mesh", message, "correct the axis that is too large")
+
+
 def _misfit(experiment: Experiment, ici: dict[str, int], dcn: dict[str, int]) -> Issue | None:
     """The first reason why resolved sizes do not fit nodes and domains. `experiment.nodes` is given or follows."""
     gpus, name = experiment.hardware.gpus_per_node, experiment.hardware.name
@@ -228,8 +240,7 @@ def _misfit(experiment: Experiment, ici: dict[str, int], dcn: dict[str, int]) ->
     share, domains = math.prod(ici.values()), math.prod(dcn.values())
     nodes = experiment.nodes
     if share * domains > MOST_GPUS:
-        message = f"{cures.factors('ici', ici)}, {cures.factors('dcn', dcn)}: {share * domains} GPUs, at most {MOST_GPUS} are laid out"
-        return _error("MESH_TOO_LARGE", "mesh", message, "correct the axis that is too large")
+        return _too_large(ici, dcn)
     if nodes is not None and nodes % domains:
         message = f"{cures.factors('dcn', dcn)} domains, but {nodes} nodes do not split into {domains} equal domains"
         return _error("MESH_DCN_DOMAINS", "mesh.dcn", message, cures.hint(experiment, ici, dcn))
