@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -86,7 +87,7 @@ def ended(process: subprocess.Popen[bytes], limit: float) -> int:
     try:
         return process.wait(limit)
     except subprocess.TimeoutExpired:
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         try:
             return process.wait(60)
         except subprocess.TimeoutExpired:

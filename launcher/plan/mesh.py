@@ -230,7 +230,12 @@ def _too_large(ici: Mapping[str, int], dcn: Mapping[str, int]) -> Issue:
     message = (
         f"{cures.factors('ici', parts[0])}, {cures.factors('dcn', parts[1])}: {least}, at most {MOST_GPUS} are laid out"
     )
-    return _error("MESH_TOO_LARGE", "mesh", message, "correct the axis that is too large")
+    most, axis = max(
+        (n, f"mesh.{name}.{axis}") for name, part in zip(("ici", "dcn"), parts, strict=True) for axis, n in part.items()
+    )
+    return _error(
+        "MESH_TOO_LARGE", "mesh", message, f"correct the axis that is too large: {axis}={most} is the largest"
+    )
 
 
 def _misfit(experiment: Experiment, ici: dict[str, int], dcn: dict[str, int]) -> Issue | None:

@@ -3,30 +3,17 @@
 import dataclasses
 
 import pytest
+from memory_cases import COMPOSER, GIB, case, estimate
 
-from benchmarks.compiled import Compiled, case_of, rows
-from launcher.config.compose import Composer
+from benchmarks.compiled import Compiled, rows
 from launcher.config.groups import options
 from launcher.plan import activations, check_memory, memory
-from launcher.plan.case import Case
 from launcher.plan.memory import Verdict
 from launcher.plan.plan import Plan, make
 from launcher.render.plan_numbers import numbers_json
 from launcher.render.plan_text import plan_text
 
-GIB = 1 << 30
-COMPOSER = Composer()
 COMPILED = list(rows())
-
-
-def case(*words: str) -> Case:
-    return case_of(COMPOSER, words)
-
-
-def estimate(*words: str) -> memory.Memory:
-    found = memory.estimate(case(*words))
-    assert found is not None
-    return found
 
 
 def plan(*words: str) -> Plan:

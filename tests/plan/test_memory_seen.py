@@ -4,30 +4,16 @@ import csv
 from pathlib import Path
 
 import pytest
+from memory_cases import GIB, case, estimate
 
-from benchmarks.compiled import case_of
-from launcher.config.compose import Composer
 from launcher.plan import loose, memory
-from launcher.plan.case import Case
 
-GIB = 1 << 30
-COMPOSER = Composer()
 with Path(__file__).with_name("memory_seen.csv").open(encoding="utf-8", newline="") as file:
     ROWS = list(csv.DictReader(file))
 
 TE, SMALL = "+exp=h200_moe_2gpu", "+exp=h200_moe_small_2gpu"
 OFF = "+xla.flags.xla_gpu_enable_latency_hiding_scheduler=false"
 FOUR = ("hardware.gpus_per_node=4", "env.vars.XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=44")
-
-
-def case(*words: str) -> Case:
-    return case_of(COMPOSER, words)
-
-
-def estimate(*words: str) -> memory.Memory:
-    found = memory.estimate(case(*words))
-    assert found is not None
-    return found
 
 
 def working(*words: str) -> dict[str, int]:
