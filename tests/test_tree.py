@@ -28,6 +28,15 @@ def test_files_and_functions_stay_small() -> None:
                 assert length <= MAX_FUNCTION_LINES, f"{path.relative_to(ROOT)}: {node.name} has {length} lines"
 
 
+def test_no_stand_in_prints_a_time_that_is_not_now() -> None:
+    """Its lines are sorted among events that the launcher times itself: a fixed time is one day before them."""
+    stamp = re.compile(r"[IWEF][01]\d[0-3]\d [0-2]\d:[0-5]\d")
+    run_by_tests = [path for path in tracked() if path.name.endswith("_trainer.py") or path.name.startswith("fault_")]
+    assert len(run_by_tests) > 5
+    for path in run_by_tests:
+        assert not stamp.search(path.read_text(encoding="utf-8")), path.relative_to(ROOT)
+
+
 def test_no_module_is_named_for_nothing() -> None:
     for path in tracked():
         assert path.name not in ("utils.py", "helpers.py", "common.py", "misc.py"), path

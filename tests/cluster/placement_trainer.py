@@ -57,6 +57,7 @@ else:
     call((os.environ["JAX_COORDINATOR_IP"], int(os.environ["JAX_COORDINATOR_PORT"])), rank)
 for step in range(int(keys["steps"])):
     print(
-        f"I1129 17:35:53.415048 140675135284544 metric_logger.py:265] completed step: {step}, seconds: 0.142, "
+        time.strftime("I%m%d %H:%M:%S.000000 140675135284544 ")
+        + f"metric_logger.py:265] completed step: {step}, seconds: 0.142, "
         "TFLOP/s/device: 1068.000, Tokens/s/device: 1150.293, total_weights: 32768, loss: 10.000"
     )

@@ -8,8 +8,8 @@ from launcher.render.failure_table import own_signatures
 from launcher.runs.attempts import State
 
 QUIET = ("decided_restart", "unknown_failure", "overflow", "nan", "loss_spike", "stalled", "slow_step")
-_CONFIG = (
-    "E1129 17:35:17.949675 140675135284544 pyconfig.py:393] MAXTEXT CONFIG ERROR: 'pgle' not in 'emb_dim', 'mlp_dim'"
+_CONFIG = do(
+    "log", "start", 0, text="MAXTEXT CONFIG ERROR: 'pgle' not in 'emb_dim'", where="pyconfig.py:393", level="E"
 )
 
 # ---- a rank, the worker, the supervisor is killed
@@ -233,7 +233,7 @@ ENDS = [
     ),
     Fault(
         "configuration_refused",
-        every=[do("say", "start", 0, text=_CONFIG), do("leave", "start", 0, code=2)],
+        every=[_CONFIG, do("leave", "start", 0, code=2)],
         steps=("",),
         decisions=("stop",),
         state=State.FAILED,

@@ -7,7 +7,7 @@ from launcher.runs.attempts import State
 
 NAN, INF = "nan", "inf"
 FALLBACK = (
-    "I1129 17:35:53.415048 140675135284544 metric_logger.py:285] Step 4: MoE ragged buffer overflow detected in 2 layer(s); "
+    "Step 4: MoE ragged buffer overflow detected in 2 layer(s); "
     "in-layer dropless fallback was used (no tokens dropped)."
 )
 
@@ -130,7 +130,7 @@ OVERFLOWS = [
     ),
     Fault(
         "fallback_of_maxtext_itself",
-        [[do("say", 5, None, text=FALLBACK)]],
+        [[do("log", 5, None, text=FALLBACK, where="metric_logger.py:285")]],
         events=("fallback",),
         never=("overflow", "decided_restart"),
     ),

@@ -2,8 +2,8 @@
 
 The texts are MaxText's own (metric_logger.py, train.py, checkpointing.py, pyconfig.py). What it does is told by keys:
 mode=finish|die|hang|overflow|config|deaf|early|exhausted|hang_at_exit|show|grandchild|bytes, rank=K (whom the mode concerns),
-at=STEP, autocheckpoint=true|false, pause=SECONDS a step, plus MaxText's steps, checkpoint_period, run_name,
-base_output_directory.
+at=STEP, autocheckpoint=true|false, pause=SECONDS a step, until=FILE before the first step, devices=N, plus MaxText's steps,
+checkpoint_period, run_name, base_output_directory.
 """
 
 import json
@@ -13,9 +13,9 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
-STAMP = "I1129 17:35:53.415048 140675135284544 "
 KEYS = {
     key: json.loads(value) if value.startswith('"') else value
     for key, value in (word.split("=", 1) for word in sys.argv[2:])
@@ -41,9 +41,14 @@ def catch(number, frame):
     caught.append(number)
 
 
+def stamp(level="I"):
+    """What absl puts before a line: the time now, or events that the launcher times itself would stand in a wrong order."""
+    return datetime.now().strftime(f"{level}%m%d %H:%M:%S.%f 140675135284544 ")
+
+
 def step_line(step):
     print(
-        f"{STAMP}metric_logger.py:265] completed step: {step}, seconds: 0.142, TFLOP/s/device: 324.179, Tokens/s/device: "
+        f"{stamp()}metric_logger.py:265] completed step: {step}, seconds: 0.142, TFLOP/s/device: 324.179, Tokens/s/device: "
         f"115047.293, total_weights: 32768, loss: {10.0 - step / 100:.3f}, lm_loss: 10.825, perplexity: 50283.094, "
         "moe_lb_loss: 0.000000"
     )
@@ -73,11 +78,13 @@ def first_step():
 
 
 def before_training():
+    if "devices" in KEYS:
+        print(f"{stamp()}maxtext_utils.py:1] Num_devices: {KEYS['devices']}, shape (1, {KEYS['devices']})", flush=True)
     if MODE == "early" and CONCERNED:
         print("importing", flush=True)
         time.sleep(600)
     if MODE == "config":
-        print(f"E1129 17:35:17.949675 140675135284544 pyconfig.py:392] {'=' * 80}")
+        print(f"{stamp('E')}pyconfig.py:392] {'=' * 80}")
         print("MAXTEXT CONFIG ERROR: 'pgle' not in 'emb_dim', 'mlp_dim'")
         sys.exit(2)
     if MODE == "show":
@@ -115,7 +122,10 @@ def wait_for_the_other_ranks():
 
 
 def loop():
-    for step in range(meet(), STEPS):
+    begin = meet()
+    while "until" in KEYS and not Path(KEYS["until"]).exists():
+        time.sleep(0.005)
+    for step in range(begin, STEPS):
         if KEYS.get("pause"):
             time.sleep(float(KEYS["pause"]))
         if MODE == "die" and CONCERNED and step == AT:
@@ -127,18 +137,18 @@ def loop():
             sys.stdout.flush()
             (wait_in_a_driver if CONCERNED else wait_for_the_other_ranks)()
         if MODE == "overflow" and step == AT + 3 and (DEMAND > CAPACITY or KEYS.get("always")):
-            print(f"E1129 17:35:54.037729 140675135284544 train.py:1439] {OVERFLOW.format(at=AT, end=step)}")
+            print(f"{stamp('E')}train.py:1439] {OVERFLOW.format(at=AT, end=step)}")
             step_line(step)
             raise RuntimeError(OVERFLOW.format(at=AT, end=step))
         if MODE == "exhausted" and step == AT:
             print(
-                f"{STAMP}train.py:1454] Training stopped: You may have run out of training data. Received StopIteration"
+                f"{stamp()}train.py:1454] Training stopped: You may have run out of training data. Received StopIteration"
             )
             return
         if caught and MODE != "deaf":
             if KEYS.get("autocheckpoint") == "true":
                 save(step)
-            print(f"{STAMP}train.py:1454] Training stopped: Job received termination signal (SIGTERM).")
+            print(f"{stamp()}train.py:1454] Training stopped: Job received termination signal (SIGTERM).")
             return
         if step and step % int(KEYS.get("checkpoint_period", "1000000")) == 0:
             save(step)

@@ -196,8 +196,7 @@ def test_a_worker_on_gpus_samples_them(run, tmp_path):
     (folder / "nvidia-smi").write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\nprintf "{H200}"\n')
     (folder / "nvidia-smi").chmod(0o755)
     run.environ["PATH"] = f"{folder}:{run.environ['PATH']}"
-    done = run.write(
-        {"platform": "gpu", "processes_per_node": 1}, env={"NCCL_EP_JIT_CACHE_DIR": str(tmp_path)}
-    ).worker()
+    launch = {"platform": "gpu", "processes_per_node": 1}
+    done = run.write(launch, env={"NCCL_EP_JIT_CACHE_DIR": str(tmp_path)}, until=str(tmp_path / "calls")).worker()
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "calls").read_text().count("clocks.sm") == 1

@@ -6,19 +6,21 @@ The exact path's loss falls; another one's is off by the share in $OFF, does not
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 lines = (line.partition(":") for line in Path(sys.argv[1]).read_text().splitlines())
 keys = {name.strip(): value.strip().strip("\"'") for name, _, value in lines}
 keys.update(word.split("=", 1) for word in sys.argv[2:])
 is_exact = float(keys.get("capacity_factor", "-1")) < 0
+begin = time.time()
 file = os.environ.get("M_METRICS_FILE")
 for step in range(int(keys["steps"])):
     loss = 7 - step / 20
     if not is_exact:
         loss = 7.0 if os.environ.get("FLAT") else loss * (1 + float(os.environ.get("OFF", "0")))
         loss = float("nan") if os.environ.get("NAN") and step > 3 else loss
-    stamp = f"I1129 16:00:{step:02}.000000 140675135284544 "
+    stamp = time.strftime("I%m%d %H:%M:%S.000000 140675135284544 ", time.localtime(begin + step))
     print(
         f"{stamp}metric_logger.py:265] completed step: {step}, seconds: 1.000, TFLOP/s/device: 1.0, "
         f"Tokens/s/device: 64.0, total_weights: 128, loss: {loss:.3f}",

@@ -59,9 +59,9 @@ keys = read_yml(sys.argv[1])
 keys.update(word.split("=", 1) for word in sys.argv[2:])
 keys["autocheckpoint"] = keys.get("enable_autocheckpoint", "false")
 keys.update(orders())
+keys["devices"] = "2"
 keys["together"] = os.environ["NNODES"]
 sys.argv[2:] = [f"{key}={value}" for key, value in keys.items()]
-print("I1129 17:35:50.000001 140675135284544 maxtext_utils.py:1] Num_devices: 2, shape (1, 2)", flush=True)
 if keys.get("environ"):
     Path(keys["environ"]).write_bytes(Path("/proc/self/environ").read_bytes())
 if "hold" in keys:
