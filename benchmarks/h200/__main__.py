@@ -133,6 +133,9 @@ def by_hand(job: Job, runs: Path, limit: float) -> int:
     ]
     (attempt / "attempt.json").write_text(json.dumps({"attempt": 1, "node": 0, "started": begun, "command": command}))
     codes = [ended(process, max(1.0, limit - (time.time() - begun))) for process in started]
+    compiled = sorted(path for path in cache.rglob("*") if path.is_file())
+    names = "".join(f"{path.stat().st_size:>9} {path.relative_to(cache)}\n" for path in compiled)
+    (folder / "nccl_ep.txt").write_text(names)  # what each start of TE's MoE block compiles anew
     shutil.rmtree(cache)
     code = max(codes, key=abs)
     outcome = {

@@ -243,7 +243,7 @@ class Fabric:
 class Trainer:
     """The training loop (MaxText's keys) and how it is started (`maxtext`, `module`, `start`, the two bounds, `workarounds`: ours).
 
-    `workarounds`: what may be done about versions that are known to fail together, by the names in launcher/node/trainer.py.
+    `workarounds`: what may be done in the trainer's process about known faults of versions, by the names in launcher/node/trainer.py.
     """
 
     maxtext: str = MISSING

@@ -16,11 +16,13 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
     sys.path.insert(0, os.getcwd())
 
 import contextlib
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import runpy
 import threading
+from pathlib import Path
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 CONFIG_REFUSED = 78
@@ -143,7 +145,7 @@ def vary_constants(gemm: Any) -> None:
     print(f"trainer.py: workaround {TE_SCAN_CONSTANTS}: TE's grouped GEMM is given no constants", flush=True)
 
 
-def te_scan_constants(allowed: bool) -> None:
+def te_scan_constants(allowed: bool, _module: str) -> None:
     """For an experiment with TE's MoE block and scan_layers=true: nothing unless jaxlib is the one that crashes."""
     if installed("jaxlib") != BAD_JAXLIB:
         return
@@ -160,8 +162,57 @@ def te_scan_constants(allowed: bool) -> None:
     sys.meta_path.insert(0, AfterImport(GEMM, vary_constants))
 
 
-WORKAROUNDS: Dict[str, Callable[[bool], None]] = {TE_SCAN_CONSTANTS: te_scan_constants}
-"""What trainer.workarounds may name -> what looks at the versions, given whether it may be applied."""
+TE_COMPILE_CACHE = "te_compile_cache"
+
+KEY_SWITCH = "JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY"
+"""JAX names a compiled program by its text, in which each custom partitioned function of TE's is the address of a Python
+object, another one in each process. With this variable the address is left out, and with it all that tells two such
+functions apart, their static arguments too (jax/_src/custom_partitioning.py, cache_key.py): hence a folder of its own."""
+
+CACHE_FOLDER = "jax_cache_dir"
+NOT_COMPILED = (CACHE_FOLDER, "run_name", "base_output_directory")
+"""MaxText's keys that differ from run to run of one experiment and are in no program."""
+
+
+def sources(packages: Sequence[str]) -> bytes:
+    """A digest of the Python files of packages on this path, without importing them; of a name that is none, nothing."""
+    seen = hashlib.sha256()
+    for package in sorted(set(packages)):
+        spec = importlib.util.find_spec(package)
+        places = [] if spec is None else spec.submodule_search_locations or [str(spec.origin)]
+        for place in map(Path, places):
+            for file in [place] if place.is_file() else sorted(place.rglob("*.py")):
+                content = hashlib.sha256(file.read_bytes()).hexdigest()
+                seen.update(f"{package} {file.relative_to(place)} {content}\n".encode())
+    return seen.digest()
+
+
+def te_compile_cache(allowed: bool, module: str) -> None:
+    """Lets JAX's compile cache know a step with TE again, in a folder for this experiment, these sources, these NVTE_ variables.
+
+    Nothing where TE is not installed or the command line (sys.argv) names no cache.
+    """
+    places = [index for index, word in enumerate(sys.argv) if word.startswith(f"{CACHE_FOLDER}=")]
+    if not allowed or not places or importlib.util.find_spec("transformer_engine") is None:
+        return
+    seen = hashlib.sha256(sources([module.partition(".")[0], "maxtext", "transformer_engine"]))
+    for word in sys.argv[1:]:
+        if word.partition("=")[0] not in NOT_COMPILED:
+            seen.update(word.encode() if "=" in word else Path(word).read_bytes())
+    for name in sorted(name for name in os.environ if name.startswith("NVTE_")):
+        seen.update(f"{name}={os.environ[name]}\n".encode())
+    word = sys.argv[places[-1]]
+    quote = '"' if word.endswith('"') else ""
+    sys.argv[places[-1]] = f"{word[: len(word) - len(quote)]}/te-{seen.hexdigest()[:16]}{quote}"
+    os.environ[KEY_SWITCH] = "true"
+    print(f"trainer.py: workaround {TE_COMPILE_CACHE}: {sys.argv[places[-1]]}", flush=True)
+
+
+WORKAROUNDS: Dict[str, Callable[[bool, str], None]] = {
+    TE_SCAN_CONSTANTS: te_scan_constants,
+    TE_COMPILE_CACHE: te_compile_cache,
+}
+"""What trainer.workarounds may name -> what looks at the versions, given whether it may be applied and the trainer's module."""
 
 
 def read_words(words: Sequence[str]) -> Tuple[Dict[str, bool], str, List[str]]:
@@ -217,9 +268,9 @@ def tell_memory() -> None:
 def main(words: Sequence[str]) -> None:
     """Runs the module. Returns when it does; what it raises goes on to Python, as with -m."""
     workarounds, module, arguments = read_words(words)
-    for name, allowed in workarounds.items():
-        WORKAROUNDS[name](allowed)
     sys.argv[:] = [sys.argv[0], *arguments]
+    for name, allowed in workarounds.items():
+        WORKAROUNDS[name](allowed, module)
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:

@@ -48,6 +48,12 @@ def test_steps_set_by_their_maxtext_name_are_the_steps_that_finish_the_run(plan_
         ((), {"te_scan_constants": False}),
         (("trainer.workarounds=[te_scan_constants]",), {"te_scan_constants": True}),
         (("trainer.workarounds=[te_scan_constants]", "trainer.scan_layers=false"), {}),
+        (("trainer.workarounds=[te_compile_cache]",), {"te_scan_constants": False, "te_compile_cache": True}),
+        (
+            ("trainer.workarounds=[te_compile_cache]", "moe=dropless", "trainer.scan_layers=false"),
+            {"te_compile_cache": True},
+        ),
+        (("trainer.workarounds=[te_compile_cache]", "hardware.platform=cpu"), {}),
         (("trainer.scan_layers=true", "+maxtext.te_moe_block=false"), {}),
         (("moe=dropless", "precision=bf16"), {}),
         (("hardware.platform=cpu",), {}),

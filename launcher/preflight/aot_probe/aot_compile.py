@@ -98,7 +98,7 @@ def work_around(request: dict[str, Any]) -> None:
         trainer = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(trainer)
         for name in request["workarounds"]:
-            trainer.WORKAROUNDS[name](True)
+            trainer.WORKAROUNDS[name](True, "maxtext")
 
 
 def configure(request: dict[str, Any]) -> Any:
