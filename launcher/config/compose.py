@@ -8,7 +8,6 @@ wrong word is reported by itself. A test holds the result against Hydra's own co
 from __future__ import annotations
 
 import re
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from launcher.config import files, groups, secrets
-from launcher.config.overrides import Choice, is_hydra_word, is_open, read, schema_keys
+from launcher.config.overrides import Choice, as_list, is_hydra_word, is_open, kinds, read
 from launcher.config.schema import OPEN_DICTS, Experiment
 from launcher.issue import Issue, Severity
 
@@ -55,17 +54,16 @@ def _first_line(error: BaseException) -> str:
 
 def _value_issue(override: Override, error: BaseException) -> Issue:
     key = override.key_or_group
-    kind = schema_keys().get(key)
-    plain = (
-        [k for k in typing.get_args(kind) if k is not type(None)] if typing.get_origin(kind) is typing.Union else [kind]
-    )
-    wanted = getattr(plain[0], "__name__", str(plain[0]).replace("typing.", "")) if len(plain) == 1 else str(kind)
+    plain = kinds(key)
+    wanted = getattr(plain[0], "__name__", str(plain[0]).replace("typing.", "")) if len(plain) == 1 else str(plain)
+    listed = as_list(override.input_line or "")
+    hint = f"type {listed}: it is a list" if listed else f"type {key}=VALUE with a value of type {wanted}"
     return Issue(
         "VALUE_TYPE",
         Severity.ERROR,
         key,
         f"`{override.input_line}`: {_first_line(error)}",
-        f"type {key}=VALUE with a value of type {wanted}",
+        hint,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import shlex
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,6 +46,24 @@ def schema_keys() -> dict[str, type]:
 
     walk(Experiment, "")
     return found
+
+
+def kinds(key: str) -> list[typing.Any]:
+    """The types that a key's value may have, without None; [None] for a key that is not the schema's."""
+    kind = schema_keys().get(key)
+    each = typing.get_args(kind) if typing.get_origin(kind) is typing.Union else (kind,)
+    return [one for one in each if one is not type(None)]
+
+
+def as_list(word: str) -> str | None:
+    """KEY=VALUE as one types it into a shell for a key whose value is a list; None for another key.
+
+    >>> as_list("+trainer.workarounds=a,b"), as_list("trainer.steps=3,4")
+    ("'+trainer.workarounds=[a,b]'", None)
+    """
+    key, _, value = word.partition("=")
+    is_list = all(typing.get_origin(kind) is list for kind in kinds(key.lstrip("+")))
+    return shlex.quote(f"{key}=[{value}]") if is_list else None
 
 
 def is_open(key: str) -> bool:
@@ -114,13 +133,10 @@ def _parse(word: str, sweep: bool) -> Override | Issue:
         return Issue("OVERRIDE_SYNTAX", Severity.ERROR, field, f"`{word}`: Hydra cannot read the value", hint)
     if override.is_sweep_override() and not sweep:
         value = word.partition("=")[2]
-        return Issue(
-            "OVERRIDE_SWEEP",
-            Severity.ERROR,
-            field,
-            f"`{word}` names several values",
-            f"add -m to run one job a value; for one value with commas type \"{field}='{value}'\"",
-        )
+        listed = as_list(word)
+        one = f"a list of them type {listed}" if listed else f"one value with commas type \"{field}='{value}'\""
+        message, hint = f"`{word}` names several values", f"add -m to run one job a value; for {one}"
+        return Issue("OVERRIDE_SWEEP", Severity.ERROR, field, message, hint)
     return override
 
 
