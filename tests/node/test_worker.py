@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ def test_finishes_and_records(run):
     assert (attempt["attempt"], attempt["node"]) == (1, 0)
     assert attempt["coordinator"].startswith("127.0.0.1:")
     assert attempt["command"][1:4] == ["-u", str(run.path / "bundle/node/trainer.py"), "standin_trainer"]
-    assert "[1] I1129" in done.stdout
+    assert re.search(r"^\[1\] I\d{4} ", done.stdout, re.MULTILINE)
     assert "[worker] finished (0): all 8 steps completed" in done.stdout
     assert not list((run.path / "bundle" / "node").glob("__pycache__")), "the bundle must stay as rendered"
 

@@ -6,6 +6,7 @@ everything else is real: composing, rendering, the bundle, the worker, the targe
 
 import io
 import multiprocessing
+import re
 import subprocess
 import sys
 import threading
@@ -147,7 +148,8 @@ class Conformance:
             assert sum("completed step:" in line for line in lines) == STEPS
             assert all(line.startswith("I") for line in lines)
         merged = printed(run)
-        assert merged.count("[0] I1129") == merged.count("[1] I1129") > STEPS
+        stamped = [len(re.findall(rf"^\[{rank}\] I\d{{4}} ", merged, re.MULTILINE)) for rank in range(RANKS)]
+        assert stamped[0] == stamped[1] > STEPS
         with pytest.raises(store.RunsError, match="no rank 7, it has 0, 1"):
             printed(run, rank=7)
 
