@@ -181,7 +181,7 @@ def sources(packages: Sequence[str]) -> bytes:
         spec = importlib.util.find_spec(package)
         places = [] if spec is None else spec.submodule_search_locations or [str(spec.origin)]
         for place in map(Path, places):
-            for file in [place] if place.is_file() else sorted(place.rglob("*.py")):
+            for file in sorted(file for file in (place, *place.rglob("*.py")) if file.is_file()):
                 content = hashlib.sha256(file.read_bytes()).hexdigest()
                 seen.update(f"{package} {file.relative_to(place)} {content}\n".encode())
     return seen.digest()

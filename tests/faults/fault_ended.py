@@ -9,7 +9,12 @@ from launcher.runs.attempts import State
 
 QUIET = ("decided_restart", "unknown_failure", "overflow", "nan", "loss_spike", "stalled", "slow_step")
 _CONFIG = do(
-    "log", "start", 0, text="MAXTEXT CONFIG ERROR: 'pgle' not in 'emb_dim'", where="pyconfig.py:393", level="E"
+    "log",
+    "start",
+    0,
+    text="MAXTEXT CONFIG ERROR: 'pgle' not in 'emb_dim', 'mlp_dim'",
+    where="pyconfig.py:393",
+    level="E",
 )
 
 # ---- a rank, the worker, the supervisor is killed

@@ -75,6 +75,7 @@ def test_without_it_a_step_is_compiled_anew_at_each_start(folder: Folder) -> Non
 
 @pytest.mark.parametrize("cache", ["cache", '"with space"'])
 def test_with_it_the_next_start_finds_the_step(folder: Folder, cache: str) -> None:
+    (folder.path / "transformer_engine" / ".#ep.py").symlink_to("an editor's lock, no file")
     first, again, another_run = (train(folder, *ALLOWED, run=run, cache=cache) for run in ("one", "one", "two"))
     assert (first[:2], again[:2], another_run[:2]) == ([3.0, False], [3.0, True], [3.0, True])
     (entry,) = (folder.path / cache.strip('"')).iterdir()

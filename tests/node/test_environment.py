@@ -22,6 +22,7 @@ from launcher.node.launch import Launch, read_adjustments, read_launch
 from launcher.node.layout import AttemptFolder, RunFolder
 from launcher.node.place import Place
 from launcher.node.policy import WORDS
+from launcher.node.trainer import NOT_COMPILED
 
 ATTEMPT = AttemptFolder(Path("/runs/demo/attempts/3"))
 
@@ -175,6 +176,11 @@ def test_command_line():
         "ragged_buffer_factor=1.25",
     ]
     assert maxtext_keys(run, launch(output_directory="gs://b"), {})["base_output_directory"] == "gs://b"
+
+
+def test_a_key_that_differs_from_run_to_run_tells_no_compile_cache_apart():
+    """trainer.py runs alone and names them itself: a new one here would end every hit of te_compile_cache."""
+    assert set(maxtext_keys(RunFolder(Path("/runs/demo")), launch(), {})) == set(NOT_COMPILED)
 
 
 def test_what_trainer_py_may_do_stands_before_the_module():
