@@ -2,8 +2,8 @@
 
     python -m benchmarks.h200 --runs DIR --seconds 560 --out DIR     # typed again it goes on
 
-Everything is kept in the runs' folders; `--out` gets an archive of what this call ran (logs, metrics, plans, profiles, no
-checkpoints) and times.jsonl: when each command was typed and when it ended. Needs a machine that passes
+Everything is kept in the runs' folders; `--out` gets an archive of what this call ran (logs, metrics, plans, no
+checkpoints), one of its profiles, and times.jsonl: when each command was typed and when it ended. Needs a machine that passes
 `python -m launcher doctor`.
 """
 
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.node import environment
+from launcher.node import environment, launch
 
 QUEUE = Path(__file__).with_name("queue.toml")
 ROUNDS = 3
@@ -48,6 +48,7 @@ class Job:
     row: str
     hand: bool = False
     limit: float = LIMIT_S
+    verb: str = "submit"
 
 
 def jobs(queue: Path, blocks: list[str]) -> Iterator[Job]:
@@ -62,7 +63,7 @@ def jobs(queue: Path, blocks: list[str]) -> Iterator[Job]:
                 words = merged(block["words"], row["words"], row.get("first", []) if number == 1 else [])
                 name = f"{row['name']}_{number}"
                 limit = row.get("limit", LIMIT_S)
-                yield Job(name, (*words, f"name={name}"), row["name"], limit=limit)
+                yield Job(name, (*words, f"name={name}"), row["name"], limit=limit, verb=row.get("verb", "submit"))
                 if row.get("hand"):
                     hand = f"{row['name']}{HAND}"
                     yield Job(f"{hand}_{number}", (*words, f"name={name}{HAND}"), hand, True, limit)
@@ -76,7 +77,7 @@ def merged(*groups: list[str]) -> list[str]:
 
 def by_launcher(job: Job, runs: Path, limit: float) -> int:
     """The launcher's own command, in the foreground."""
-    command = [sys.executable, "-m", "launcher", *job.words, "--runs", str(runs)]
+    command = [sys.executable, "-m", "launcher", job.verb, *job.words, "--runs", str(runs)]
     return ended(
         subprocess.Popen(command, stdout=(runs / f"{job.name}.out").open("wb"), stderr=subprocess.STDOUT), limit
     )
@@ -98,22 +99,21 @@ def ended(process: subprocess.Popen[bytes], limit: float) -> int:
 def by_hand(job: Job, runs: Path, limit: float) -> int:
     """The same configuration without the launcher: its files, a process a GPU, the variables that MaxText reads.
 
-    The folder is laid out as a run's, so that `report` reads it.
+    Workarounds too, which are in the program that starts a trainer. The folder is laid out as a run's, so that `report` reads it.
     """
     folder = runs / job.name
     attempt = folder / "attempts" / "1"
     attempt.mkdir(parents=True)
     render = [sys.executable, "-m", "launcher", "render", *job.words, "--out", str(folder / "bundle")]
     subprocess.run(render, check=True, stdout=subprocess.DEVNULL)
-    launch = json.loads((folder / "bundle" / "launch.json").read_text())
+    bundle = launch.read_launch(folder / "bundle" / "launch.json")
     keys = {
         "run_name": job.name,
         "base_output_directory": str(folder / "output"),
         "jax_cache_dir": str(runs / ".cache" / "jax"),
-        **launch["arguments"],
+        **bundle.arguments,
     }
-    command = [sys.executable, "-u", "-m", launch["module"], str(folder / "bundle" / "maxtext.yml")]
-    command += [environment.argument(key, value) for key, value in keys.items()]
+    command = environment.command(sys.executable, bundle, folder / "bundle" / "maxtext.yml", keys)
     cache = folder / "nccl_ep"
     cache.mkdir()
     env = {**os.environ, **variables(folder / "bundle"), "NCCL_EP_JIT_CACHE_DIR": str(cache)}
@@ -126,7 +126,7 @@ def by_hand(job: Job, runs: Path, limit: float) -> int:
     }
     (folder / "run.json").write_text(json.dumps({**record, "created": time.strftime("%FT%TZ", time.gmtime())}))
     begun = time.time()
-    processes = launch["processes_per_node"]
+    processes = bundle.processes_per_node
     started = [
         _trainer(command, {**env, **coordinates(rank, processes)}, attempt / f"rank{rank}.log")
         for rank in range(processes)
@@ -144,7 +144,7 @@ def by_hand(job: Job, runs: Path, limit: float) -> int:
         "reason": f"codes {codes}",
     }
     (attempt / "result.json").write_text(
-        json.dumps({**outcome, "steps": launch["steps"], "started": begun, "ended": time.time()})
+        json.dumps({**outcome, "steps": bundle.steps, "started": begun, "ended": time.time()})
     )
     return code
 
@@ -179,18 +179,20 @@ def variables(bundle: Path) -> Mapping[str, str]:
 
 
 def kept(runs: Path, since: float, out: Path) -> None:
-    """An archive of the runs that this call began, without compile caches, checkpoints and TensorBoard's events."""
+    """Archives of the runs that this call began: one of profiles, one of all else but compile caches, checkpoints, TensorBoard's events."""
 
     def wanted(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
         path = Path(info.name)
-        if "output" in path.parts and info.isfile() and not path.name.endswith(".xplane.pb"):
-            return None
-        return None if path.name in DROPPED else info
+        return None if path.name in DROPPED or ("output" in path.parts and info.isfile()) else info
 
+    fresh = [path for path in sorted(runs.iterdir()) if path.stat().st_mtime >= since and path.name != ".cache"]
     with tarfile.open(out / "runs.tar.xz", "w:xz") as archive:
-        for path in sorted(runs.iterdir()):
-            if path.stat().st_mtime >= since and path.name != ".cache":
-                archive.add(path, arcname=path.name, filter=wanted)
+        for path in fresh:
+            archive.add(path, arcname=path.name, filter=wanted)
+    with tarfile.open(out / "profiles.tar.gz", "w:gz") as archive:  # gz: they can be large, and there is no time
+        for path in fresh:
+            for profile in sorted(path.rglob("*.xplane.pb")):
+                archive.add(profile, arcname=str(profile.relative_to(runs)))
 
 
 class Sitting:

@@ -1,9 +1,10 @@
-"""What a sitting measured, as one JSON and as the tables of docs/h200.md.
+"""What a sitting measured, as the tables of docs/h200.md.
 
-    python -m benchmarks.h200.tables RUNS [--json FILE]
+    python -m benchmarks.h200.tables RUNS [RUNS ...] [--trace ROW=FILE.xplane.pb[.xz] ...]
 
-RUNS: the folder of `python -m benchmarks.h200`, or its archive. Beside what was measured stand what `plan` says of the same words
-now, and the answers of `preflight aot`, kept in aot.json, since each takes a minute.
+RUNS: the folder of `python -m benchmarks.h200`, or an archive of it: one sitting each. Beside what was measured stand what `plan`
+says of the same words now, and the answers of `preflight aot`, kept in aot.json, since each takes a minute. --trace: a row's profile,
+read with JAX.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import lzma
 import re
 import statistics
 import tarfile
@@ -21,13 +23,17 @@ from typing import Any
 
 from launcher.config.compose import Composer
 from launcher.plan.plan import make
+from launcher.report import trace_file
+from launcher.report.kinds import COMMUNICATION, COPIES, Kind, own_table
 from launcher.report.measured import report
 from launcher.report.text import as_json
+from launcher.report.trace import Device, breakdown
 from launcher.runs import events, store
 
 GIB = 1 << 30
 AOT = Path(__file__).with_name("aot.json")
-"""Row -> device, arguments, temporary, host: bytes that XLA's compiler gave the row's train step, for an H200 (jaxlib 0.12.0.1)."""
+"""Row -> device, arguments, temporary, host: bytes that XLA's compiler gave the row's train step, for an H200 (jaxlib 0.12.0.1).
+flows: kind of collective -> its calls in a step, and bytes that one GPU sends over NVLink."""
 HAND = "_hand"
 DROPPED = re.compile(r"dropped (\d+) of (\d+) by a capacity of \d+")
 
@@ -67,7 +73,8 @@ def _round(entry: Mapping[str, Any], run: store.Run | None) -> dict[str, Any]:
     told = as_json(report(run))
     _, history = events.read(run)
     lines = [row.at for life in history.lives for row in life.rows if row.at is not None]
-    typed = history.lives[0].started if entry["row"].endswith(HAND) else entry["typed"]
+    started = history.lives[0].started if history.lives else None
+    typed = started if entry["row"].endswith(HAND) else entry["typed"]
     speed = told["speed"] or {}
     return found | {
         "state": told["state"],
@@ -78,6 +85,7 @@ def _round(entry: Mapping[str, Any], run: store.Run | None) -> dict[str, Any]:
         "compiled": told["memory_bytes"]["compiled"],
         "peak": told["memory_bytes"]["peak"],
         "loss": [told["loss"][0], told["loss"][-1]] if told["loss"] else None,
+        "before_trainer": started - typed if started and typed else None,
         "first_line": lines[0] - typed if lines and typed else None,
     }
 
@@ -120,12 +128,27 @@ def planned(words: Sequence[str]) -> tuple[float, float]:
 
 
 def _overhead(launched: Mapping[str, Any], hand: Mapping[str, Any]) -> dict[str, Any]:
-    """Through the launcher against by hand: share of a step's time, and seconds to the first step's line in each round."""
+    """Through the launcher against by hand: share of a step's time; and of each round the seconds of its start, launcher first."""
+    pairs = list(zip(launched["rounds"], hand["rounds"], strict=False))
     return {
         "step_share": launched["seconds"] / hand["seconds"] - 1,
-        "launcher": [one["first_line"] for one in launched["rounds"]],
-        "hand": [one["first_line"] for one in hand["rounds"]],
+        "before_trainer": [one["before_trainer"] for one, _ in pairs],
+        "first_line": [(one["first_line"], other["first_line"]) for one, other in pairs],
     }
+
+
+def start_table(found: Mapping[str, Any]) -> str:
+    """Markdown: seconds from the command (by hand: from the trainer's) to the first step's line, in each round."""
+    lines = [
+        "| row | round | to the trainer's processes | to the first step | by hand | difference |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row, told in found["overhead"].items():
+        for number, (before, (own, hand)) in enumerate(
+            zip(told["before_trainer"], told["first_line"], strict=True), start=1
+        ):
+            lines.append(f"| {row} | {number} | {before:.1f} | {own:.1f} | {hand:.1f} | {own - hand:+.1f} |")
+    return "\n".join(lines)
 
 
 def dropped(log: Path) -> tuple[float, float] | None:
@@ -182,20 +205,96 @@ def _gib(value: float | None) -> str:
     return "-" if value is None else f"{value / GIB:.1f}"
 
 
+COLUMNS: Mapping[str, Sequence[Kind]] = {
+    "grouped GEMM": (Kind.GROUPED_GEMM,),
+    "GEMM": (Kind.GEMM,),
+    "attention": (Kind.ATTENTION,),
+    "other kernels": (Kind.QUANTIZE, Kind.PERMUTE, Kind.OTHER),
+    "experts' tokens": (Kind.DISPATCH, Kind.COMBINE, Kind.ALL_TO_ALL),
+    "other collectives": [kind for kind in COMMUNICATION if kind not in (Kind.DISPATCH, Kind.COMBINE, Kind.ALL_TO_ALL)],
+    "idle, copies": (*COPIES, Kind.IDLE),
+}
+"""Of the table of kernels: heading -> kinds. Together they are all kinds, so that a line's shares sum up to the step."""
+
+
+FLOWS: Mapping[str, Sequence[Kind]] = {
+    "expert exchange": (Kind.DISPATCH, Kind.COMBINE),
+    "all-to-all": (Kind.ALL_TO_ALL,),
+    "all-gather": (Kind.ALL_GATHER,),
+    "reduce-scatter": (Kind.REDUCE_SCATTER,),
+    "all-reduce": (Kind.ALL_REDUCE,),
+}
+"""Of the table of collectives: flows of `preflight aot` -> kinds of kernels. ragged-all-to-all is another all-to-all."""
+
+
+def profiled(traces: Mapping[str, Path]) -> dict[str, tuple[Device, int]]:
+    """Row -> its device and the steps in its profile. A file may be packed (.xz)."""
+    found = {}
+    for row, path in traces.items():
+        with tempfile.TemporaryDirectory() as folder:
+            plain = Path(folder) / "trace.xplane.pb"
+            opened = lzma.open if path.suffix == ".xz" else open
+            with opened(path, "rb") as file:
+                plain.write_bytes(file.read())
+            judged = breakdown(trace_file.read(plain), own_table(), single=True)
+        (device,) = judged.devices
+        found[row] = (device, judged.steps)
+    return found
+
+
+def kernel_table(profiles: Mapping[str, tuple[Device, int]]) -> str:
+    """Markdown: where the time of each profiled row went. Each moment counts once; what ran beside computing is computing's."""
+    lines = [
+        f"| row | ms/step | {' | '.join(COLUMNS)} | communication |",
+        f"|---|---|{'---|' * len(COLUMNS)}---|",
+    ]
+    for row, (device, steps) in profiles.items():
+        assert device.communication is not None
+        shares = [f"{device.active(kinds) / device.span:.1%}" for kinds in COLUMNS.values()]
+        lines.append(f"| {row} | {device.span / steps * 1e3:.1f} | {' | '.join(shares)} | {device.communication:.1%} |")
+    return "\n".join(lines)
+
+
+def collective_table(profiles: Mapping[str, tuple[Device, int]]) -> str:
+    """Markdown: the collectives of a step as `preflight aot` foresees them, and as the profile has them. GB: 10^9 bytes."""
+    lines = [
+        "| row | collective | calls, `aot` | in the profile | GB over NVLink, `aot` | ms in the profile | GB/s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row, (device, steps) in profiles.items():
+        flows = {}
+        for name, (calls, sent) in json.loads(AOT.read_text(encoding="utf-8"))[row]["flows"].items():
+            plain = name.removeprefix("ragged-")
+            before = flows.get(plain, (0, 0))
+            flows[plain] = (before[0] + calls, before[1] + sent)
+        for name, kinds in FLOWS.items():
+            parts = [device.parts[kind] for kind in kinds if kind in device.parts]
+            calls, sent = flows.get(name, (0, 0))
+            if not parts and not calls:
+                continue
+            seconds = device.kernels(kinds) / steps
+            seen = sum(part.calls for part in parts) / steps
+            rate = f"{sent / seconds / 1e9:.0f}" if seconds else "-"
+            lines.append(f"| {row} | {name} | {calls} | {seen:.0f} | {sent / 1e9:.2f} | {seconds * 1e3:.2f} | {rate} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     """Prints the tables."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.h200.tables", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("runs", type=Path)
+    parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--matmul", type=float, default=819.1, help="TFLOPS of a bf16 product there (preflight node)")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--trace", action="append", default=[], metavar="ROW=FILE")
     options = parser.parse_args()
-    with unpacked(options.runs) as runs:
-        found = read(runs, options.matmul)
-    print(speed_table(found), memory_table(found), json.dumps(found["overhead"], indent=1), sep="\n\n")
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    for archive in options.runs:
+        with unpacked(archive) as runs:
+            found = read(runs, options.matmul)
+        print(speed_table(found), memory_table(found), start_table(found), sep="\n\n", end="\n\n")
+    if options.trace:
+        profiles = profiled({row: Path(path) for row, _, path in (word.partition("=") for word in options.trace)})
+        print(kernel_table(profiles), collective_table(profiles), sep="\n\n")
     return 0
 
 

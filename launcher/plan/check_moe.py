@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from launcher.issue import Issue
 from launcher.plan.case import Case, Rule, error, note, shown, warning
 from launcher.plan.cures import factors
+from launcher.plan.loose import SCHEDULER
 
 NEED_EXPERT_PARALLEL = {
     "use_random_routing": False, "use_ragged_sort": False, "moe_dropless_fallback": None, "use_ring_of_experts": False,
@@ -23,6 +24,13 @@ BATCH_AXES = ("data", "pipeline", "fsdp", "fsdp_transpose", "expert")
 
 NO_ACCUMULATION = ("fp8", "nanoo_fp8", "fp8_gpu", "te_fp8_delayedscaling")
 """Quantizations that MaxText refuses with gradient accumulation (configs/types.py)."""
+
+ONE_SHOT = "xla_gpu_unsupported_use_ragged_all_to_all_one_shot_kernel"
+FALLBACK = "xla_gpu_allow_ragged_all_to_all_nccl_send_recv_fallback"
+"""XLA sends a ragged all-to-all by a kernel of its own (the default), or through NCCL, which has to be allowed since jaxlib 0.11.2."""
+
+HOPPER = 90
+"""Compute capability x 10, as in a hardware file."""
 
 
 def _shards(case: Case, axes: tuple[str, ...]) -> tuple[int, str]:
@@ -167,6 +175,38 @@ def own_path(case: Case) -> Iterator[Issue]:
         )
 
 
+def exchange(case: Case) -> Iterator[Issue]:
+    """XLA's ragged all-to-all, by which MaxText's dropless path sends tokens: what it died of on two H200s, jaxlib 0.11.2.
+
+    docs/h200.md has the runs. On GB200 others saw the latency hiding scheduler corrupt gradients (conf/xla/ragged.yaml), so
+    there the hint is another.
+    """
+    ragged = case.shape.moe and case.values.flag("sparse_matmul") and not case.values.flag("use_ring_of_experts")
+    if case.cpu or case.te or not ragged or case.size("expert") == 1:
+        return
+    flags = case.experiment.xla.flags
+    on = {name: str(flags[name]).lower() in ("true", "1") for name in (ONE_SHOT, FALLBACK, SCHEDULER) if name in flags}
+    if not on.get(ONE_SHOT, True):
+        if not on.get(FALLBACK, False):
+            message = (
+                f"{ONE_SHOT}=false sends tokens through NCCL, which XLA of jaxlib 0.11.2 refuses in the first step unless {FALLBACK} "
+                "is true"
+            )
+            yield warning("MOE_RAGGED_REFUSED", f"xla.flags.{FALLBACK}", message, _flag(case, FALLBACK))
+    elif not on.get(SCHEDULER, False):
+        message = (
+            f"sparse_matmul=true with expert {case.size('expert')} can stand still in its first step for ever: on two H200s, jaxlib "
+            f"0.11.2, all four runs did without {SCHEDULER}=true, and none of five with it"
+        )
+        hopper = case.experiment.hardware.compute_capability == HOPPER
+        hint = _flag(case, SCHEDULER) if hopper else "type xla=ragged, which sends tokens through NCCL"
+        yield warning("MOE_DROPLESS_HANGS", f"xla.flags.{SCHEDULER}", message, hint)
+
+
+def _flag(case: Case, name: str) -> str:
+    return f"type {'' if name in case.experiment.xla.flags else '+'}xla.flags.{name}=true"
+
+
 def single_rank(case: Case) -> Iterator[Issue]:
     """Keys of expert parallelism while there is none."""
     if case.mesh is None or case.size("expert") > 1:
@@ -253,4 +293,4 @@ def combinations(case: Case) -> Iterator[Issue]:
         )
 
 
-RULES: tuple[Rule, ...] = (batch, sequence, experts, crossing, own_path, single_rank, fully_moe, combinations)
+RULES: tuple[Rule, ...] = (batch, sequence, experts, crossing, own_path, exchange, single_rank, fully_moe, combinations)

@@ -15,6 +15,8 @@ from launcher.plan.plan import Plan, make
 
 COMPOSER = Composer()
 DSV3, TINY = "dsv3_128gpu", "moe_tiny_cpu"
+LHS = "xla_gpu_enable_latency_hiding_scheduler"
+NCCL = "xla_gpu_allow_ragged_all_to_all_nccl_send_recv_fallback"
 HF_TOKEN = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWx"
 E, W, N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
@@ -32,6 +34,14 @@ def test_the_articles_experiment_has_no_error_and_says_what_does_nothing() -> No
     assert set(nothing) == {"remat.mlpwi", "remat.moe_mlpwi_0", "remat.moe_mlpwi_1", "remat.moe_mlpwo"}
     assert "nothing will be offloaded" in nothing["remat.moe_mlpwi_0"]
     assert "TARGET_NODES" not in [i.code for i in issues]
+
+
+@pytest.mark.parametrize(
+    "words", ["moe=capacity", "moe=dense", "moe=dropless mesh.ici.expert=1 mesh.ici.fsdp=2", "moe=te", ""]
+)
+def test_only_a_ragged_all_to_all_can_stand_still(words: str) -> None:
+    codes = [issue.code for issue in plan("h200_moe_small_2gpu", "precision=bf16", *words.split()).issues]
+    assert not {"MOE_DROPLESS_HANGS", "MOE_RAGGED_REFUSED"} & set(codes)
 
 
 @pytest.mark.parametrize("experiment", [name for name, _ in groups.experiments()])
@@ -121,6 +131,10 @@ ROWS = [
     Row(TINY, "mesh.ici.expert=1 mesh.ici.fsdp=2 +maxtext.use_ring_of_experts=true", "MOE_NEEDS_EXPERT_PARALLEL", "maxtext.use_ring_of_experts", "maxtext.use_ring_of_experts=false"),
     Row(DSV3, "moe=dropless moe.shard_exp_on_fsdp=true", "MOE_EXPERTS_ON_FSDP", "moe.shard_exp_on_fsdp", "moe.shard_exp_on_fsdp=false"),
     Row(DSV3, "moe=dropless mesh.dcn.fsdp=1 mesh.dcn.expert=2", "MOE_EP_CROSSES_DOMAINS", "mesh.dcn.expert", "mesh.dcn.expert=1 mesh.dcn.fsdp=2", W),
+    Row("h200_moe_small_2gpu", "moe=dropless precision=bf16", "MOE_DROPLESS_HANGS", f"xla.flags.{LHS}", f"+xla.flags.{LHS}=true", W),
+    Row("h200_moe_small_2gpu", f"moe=dropless precision=bf16 +xla.flags.{LHS}=false", "MOE_DROPLESS_HANGS", f"xla.flags.{LHS}", f"xla.flags.{LHS}=true", W),
+    Row("gpt_oss_120b_32gpu", "xla=stock", "MOE_DROPLESS_HANGS", f"xla.flags.{LHS}", "xla=ragged", W),
+    Row("gpt_oss_120b_32gpu", f"xla.flags.{NCCL}=false", "MOE_RAGGED_REFUSED", f"xla.flags.{NCCL}", f"xla.flags.{NCCL}=true", W),
     Row(DSV3, "moe=dropless model.name=mixtral-8x7b model.overrides.base_mlp_dim=7168", "MOE_MLP_DIM", "model.overrides.base_mlp_dim", "model.overrides.base_mlp_dim=14336"),
     Row(DSV3, "moe=dropless model.name=gpt-oss-120b moe.sparse_matmul=false moe.capacity_factor=1", "MOE_GPT_OSS_CAPACITY", "moe.capacity_factor", "moe.capacity_factor=-1"),
     Row(DSV3, "moe=dropless +maxtext.shard_exp_on_fsdp=true +maxtext.use_2d_fsdp_sharding=true", "MOE_SHARDING_TWICE", "maxtext.use_2d_fsdp_sharding", "maxtext.use_2d_fsdp_sharding=false"),

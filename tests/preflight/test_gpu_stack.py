@@ -277,7 +277,7 @@ def test_transformer_engine_built_from_source_is_one_distribution() -> None:
 
 
 def recorded(name: str) -> dict[str, Any]:
-    """What the probe wrote on two H200s (2026-11-30)."""
+    """What the probe wrote on two H200s (2026-11-30), there with the bundle of gpu/ in the default folder instead of /opt/gpu-stack."""
     seen, unfinished = gpu_look.parts((DATA / name).read_text(encoding="utf-8"))
     assert unfinished == ""
     return seen
@@ -301,10 +301,10 @@ def test_the_stack_of_two_h200s_as_recorded() -> None:
     assert gpus.seen == "2: NVIDIA H200, 140 GiB, driver 580.159.04"
     assert hardware.ok
     assert hardware.seen.startswith("hardware=h200_hgx;")
-    assert bad(judged(seen | {"cudnn_unversioned": {"version": "9.14.0"}})) == {
-        "jaxlib": "careful",
-        "libcudnn.so": "WRONG",
-    }
+    image = recorded("gpu_probe_h200_image.jsonl")
+    system = {"cudnn_unversioned": image["cudnn_unversioned"]}  # what libcudnn.so is there until gpu.setup links pip's
+    assert (seen["cudnn_unversioned"]["version"], image["cudnn_unversioned"]["version"]) == ("9.19.0", "9.14.0")
+    assert bad(judged(seen | system)) == {"jaxlib": "careful", "libcudnn.so": "WRONG"}
 
 
 def test_transformer_engine_on_the_image_as_recorded() -> None:

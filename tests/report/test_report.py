@@ -151,6 +151,23 @@ def test_what_is_no_step_is_left_out_and_named(tmp_path):
     assert found.all_in == pytest.approx(2.0 + sum(extra.values()) / 56)
 
 
+@pytest.mark.parametrize(
+    ("extra", "left_out", "mean"),
+    [
+        ({20: 0.6, 21: -0.5}, [], 2.0 + 0.1 / 35),  # a late line, made up for by the next: both are the steps'
+        ({20: 6.0, 21: -1.5}, [20, 21], 2.0),  # a pause, of which the device had done a part ahead
+        ({20: 6.0, 21: 0.2}, [20], 2.0 + 0.2 / 34),
+        ({20: 0.4, 21: -0.4}, [], 2.0),  # not late enough to be asked
+    ],
+)
+def test_a_late_line_is_a_pause_only_as_far_as_the_next_does_not_make_up_for_it(tmp_path, extra, left_out, mean):
+    run = make_run(tmp_path, "late-0000000a", steps=40)
+    add_attempt(run, log=log_of(range(40), extra=extra), result=finished(39))
+    found = report(run).window
+    assert found.left_out.get("outlier", []) == left_out
+    assert found.mean == pytest.approx(mean)
+
+
 def test_without_the_profiler_its_steps_count(tmp_path):
     assert Profile().steps == 0
     run = make_run(tmp_path, "plain-0000000a", steps=30)

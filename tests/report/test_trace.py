@@ -230,6 +230,35 @@ def test_a_profile_of_transformer_engines_block_on_two_h200(real):
 
 
 @needs_jax
+@pytest.mark.parametrize(("row", "layers", "seconds"), [("te_flash", 4, 0.1505), ("wide_fp8", 3, 0.860)])
+def test_a_profiled_step_of_the_h200_runs_takes_as_long_as_the_others(row, layers, seconds, real):
+    """And holds what Transformer Engine's block does in a step: a layer's dispatch forward, again, and as combine's backward."""
+    found = breakdown(trace_file.read(real / f"h200x2_{row}.xplane.pb"), own_table(), single=True)
+    (device,) = found.devices
+    assert (device.name, found.steps) == ("/device:GPU:0", 2)
+    assert device.span / 2 == pytest.approx(seconds, rel=0.015)
+    assert device.parts[Kind.DISPATCH].calls == 3 * layers * 2
+    assert sum(each.count for each in found.calls if each.kind is Kind.COMBINE) == 2 * layers * 2
+    assert device.parts[Kind.ATTENTION].calls
+    assert (Kind.QUANTIZE in device.parts) is (row == "wide_fp8")
+
+
+@needs_jax
+def test_the_profile_of_maxtexts_dropless_path(real):
+    """Four MoE layers: ragged_dot and the ragged all-to-all, two there, two back, forward, again and backward."""
+    found = breakdown(trace_file.read(real / "h200x2_dropless.xplane.pb"), own_table(), single=True)
+    (device,) = found.devices
+    assert found.steps == 1
+    assert device.span == pytest.approx(4.62, rel=0.01)
+    assert device.parts[Kind.GROUPED_GEMM].calls == 12 * 4
+    ragged = [
+        each for each in found.calls if each.kind is Kind.ALL_TO_ALL and each.place.startswith("ragged-all-to-all")
+    ]
+    assert sum(each.count for each in ragged) == 6 * 4
+    assert not {Kind.DISPATCH, Kind.COMBINE, Kind.ATTENTION} & set(device.parts)
+
+
+@needs_jax
 def test_the_same_sums_as_a_plain_look_at_the_file(real):
     script = """
 import sys, json, warnings
