@@ -27,7 +27,7 @@ NO_ACCUMULATION = ("fp8", "nanoo_fp8", "fp8_gpu", "te_fp8_delayedscaling")
 
 ONE_SHOT = "xla_gpu_unsupported_use_ragged_all_to_all_one_shot_kernel"
 FALLBACK = "xla_gpu_allow_ragged_all_to_all_nccl_send_recv_fallback"
-"""XLA sends a ragged all-to-all by a kernel of its own (the default), or through NCCL, which has to be allowed since jaxlib 0.11.2."""
+"""XLA sends a ragged all-to-all by a kernel of its own (the default), or through NCCL, which jaxlib 0.11.2 wants allowed."""
 
 HOPPER = 90
 """Compute capability x 10, as in a hardware file."""
