@@ -249,6 +249,8 @@ class _Attempt:
                 trainers.run()
             finally:
                 monitor.close()
+            if compiles is not None and any(end.observed.last_step is not None for end in trainers.ends):
+                jit_cache.keep(compiles)
         if not trainers.ends:  # a signal came before the first start
             for number in self._box.take():
                 stopping.on_signal(number, time.monotonic())

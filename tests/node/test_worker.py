@@ -277,6 +277,20 @@ def test_gpu_gets_a_fresh_jit_cache_that_goes_again(run, tmp_path):
     assert list(parent.iterdir()) == []
 
 
+def test_a_restart_finds_the_kernels_of_an_attempt_that_trained_and_none_of_one_that_did_not(run, tmp_path):
+    where = {"NCCL_EP_JIT_CACHE_DIR": str(tmp_path / "jit")}
+    gpu = {"platform": "gpu"}
+    run.write(gpu, env=where, kernel="18a5", mode="die", rank=0, at=5).worker()
+    assert "kernel compiled" in run.log("rank0.log")
+    assert run.result()["last_step"] == 4
+    run.write(gpu, env=where, kernel="18a5", mode="die", rank=0, at=0).worker(attempt=2)
+    assert "kernel found" in run.log("rank0.log", attempt=2)
+    assert run.result(attempt=2)["last_step"] is None
+    run.write(gpu, env=where, kernel="18a5").worker(attempt=3)
+    assert "kernel compiled" in run.log("rank0.log", attempt=3)
+    assert [path.name for path in (tmp_path / "jit").iterdir()] == [f"nccl-ep-kernels-{os.getuid()}"]
+
+
 def test_refusals_are_one_clear_line(run, tmp_path):
     broken = run.write()
     (run.path / "bundle/launch.json").write_text('{"version": 1, "nodes": "two"}')

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.h200 import __main__ as queue
 from benchmarks.h200 import tables
 from launcher.config.compose import Composer
 from launcher.node.failures import Tail, recognise
@@ -174,6 +175,20 @@ def test_aot_foresaw_the_collectives_of_the_profiled_step(row: str, moe_layers: 
     for name, kinds in tables.FLOWS.items():
         seen = sum(device.parts[kind].calls for kind in kinds) / steps
         assert seen - foreseen[name][0] == (2 * moe_layers if name == "all-gather" else 0), name
+
+
+@pytest.mark.parametrize(
+    "job",
+    [job for job in queue.jobs(queue.QUEUE, []) if job.name.endswith("_1") and not job.hand],
+    ids=lambda job: job.name,
+)
+def test_what_the_queue_has_can_be_started(job: queue.Job) -> None:
+    composed = Composer().compose(job.words)
+    assert composed.experiment is not None, composed.issues
+    made = make(composed.experiment)
+    assert made.errors == ()
+    assert "WORKAROUND_UNUSED" not in [issue.code for issue in made.issues]
+    assert job.verb in ("submit", "correctness")
 
 
 def test_every_kind_of_kernel_has_one_column() -> None:

@@ -145,5 +145,5 @@ def test_the_foreground_tells_the_cause_at_the_end(run):
     lines = report_line(judge_one(run), Figures(20)).splitlines()
     (cause,) = [line for line in lines if line.startswith("cause:  NCCL EP could not compile a kernel")]
     assert lines[lines.index(cause) + 1].startswith(
-        "next:   start again on the same nodes; with a fresh NCCL_EP_JIT_CACHE_DIR"
+        "next:   start again on the same nodes; with all kernels compiled anew, in a fresh NCCL_EP_JIT_CACHE_DIR"
     )
