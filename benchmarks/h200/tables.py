@@ -17,6 +17,7 @@ import re
 import statistics
 import tarfile
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,12 +62,16 @@ def read(runs: Path, matmul: float) -> dict[str, Any]:
     for entry in times:
         rounds.setdefault(entry["row"], []).append(_round(entry, found.get(entry["name"])))
     rows = {row: _row(row, some, matmul) for row, some in rounds.items()}
-    pairs = {row: (rows[row], rows[row + HAND]) for row in rows if row + HAND in rows}
+    pairs = {
+        row: (rows[row], rows[row + HAND])
+        for row in measured({"rows": rows})
+        if rows.get(row + HAND, {}).get("seconds")
+    }
     return {"matmul_tflops": matmul, "rows": rows, "overhead": {row: _overhead(*pair) for row, pair in pairs.items()}}
 
 
 def _round(entry: Mapping[str, Any], run: store.Run | None) -> dict[str, Any]:
-    """One run: seconds of a step with its 95 % interval, loss, memory, and seconds from the command to the first step's line."""
+    """One run: seconds of a step, loss, memory, and seconds from the command to the trainer's start and to the first step's line."""
     found: dict[str, Any] = {"name": entry["name"], "words": entry["words"], "state": "not kept"}
     if run is None:
         return found
@@ -79,7 +84,6 @@ def _round(entry: Mapping[str, Any], run: store.Run | None) -> dict[str, Any]:
     return found | {
         "state": told["state"],
         "seconds": speed["mean"]["seconds"] if speed else None,
-        "interval": [(speed.get(key) or {}).get("seconds") for key in ("fastest_of_interval", "slowest_of_interval")],
         "flop": told["per_step_and_gpu"]["flop"],
         "peak_flops": told["per_step_and_gpu"]["peak_flops_per_s"],
         "compiled": told["memory_bytes"]["compiled"],
@@ -128,12 +132,16 @@ def planned(words: Sequence[str]) -> tuple[float, float]:
 
 
 def _overhead(launched: Mapping[str, Any], hand: Mapping[str, Any]) -> dict[str, Any]:
-    """Through the launcher against by hand: share of a step's time; and of each round the seconds of its start, launcher first."""
-    pairs = list(zip(launched["rounds"], hand["rounds"], strict=False))
+    """Through the launcher against by hand: share of a step's time; starts: round -> seconds to the trainer's processes, to the first
+    step's line, and to that by hand, where both trained."""
+    pairs = enumerate(zip(launched["rounds"], hand["rounds"], strict=False), start=1)
     return {
         "step_share": launched["seconds"] / hand["seconds"] - 1,
-        "before_trainer": [one["before_trainer"] for one, _ in pairs],
-        "first_line": [(one["first_line"], other["first_line"]) for one, other in pairs],
+        "starts": {
+            number: (one["before_trainer"], one["first_line"], other["first_line"])
+            for number, (one, other) in pairs
+            if one.get("first_line") and other.get("first_line")
+        },
     }
 
 
@@ -144,9 +152,7 @@ def start_table(found: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for row, told in found["overhead"].items():
-        for number, (before, (own, hand)) in enumerate(
-            zip(told["before_trainer"], told["first_line"], strict=True), start=1
-        ):
+        for number, (before, own, hand) in told["starts"].items():
             lines.append(f"| {row} | {number} | {before:.1f} | {own:.1f} | {hand:.1f} | {own - hand:+.1f} |")
     return "\n".join(lines)
 
@@ -262,14 +268,13 @@ def collective_table(profiles: Mapping[str, tuple[Device, int]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for row, (device, steps) in profiles.items():
-        flows = {}
+        foreseen, bytes_sent = Counter[str](), Counter[str]()
         for name, (calls, sent) in json.loads(AOT.read_text(encoding="utf-8"))[row]["flows"].items():
-            plain = name.removeprefix("ragged-")
-            before = flows.get(plain, (0, 0))
-            flows[plain] = (before[0] + calls, before[1] + sent)
+            foreseen[name.removeprefix("ragged-")] += calls
+            bytes_sent[name.removeprefix("ragged-")] += sent
         for name, kinds in FLOWS.items():
             parts = [device.parts[kind] for kind in kinds if kind in device.parts]
-            calls, sent = flows.get(name, (0, 0))
+            calls, sent = foreseen[name], bytes_sent[name]
             if not parts and not calls:
                 continue
             seconds = device.kernels(kinds) / steps

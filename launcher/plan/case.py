@@ -49,6 +49,10 @@ class Case:
             return f"model.overrides.{key}"
         return maxtext_home(key) or f"maxtext.{key}"
 
+    def xla(self, name: str, default: bool) -> bool:
+        """Whether an XLA flag of two values is set, or what holds where it is not named."""
+        return str(self.experiment.xla.flags.get(name, default)).lower() in ("true", "1")
+
     def typed(self, key: str, value: object) -> str:
         """The override that sets a MaxText key."""
         return f"{self.field(key)}={shown(value)}"

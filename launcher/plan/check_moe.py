@@ -184,19 +184,17 @@ def exchange(case: Case) -> Iterator[Issue]:
     ragged = case.shape.moe and case.values.flag("sparse_matmul") and not case.values.flag("use_ring_of_experts")
     if case.cpu or case.te or not ragged or case.size("expert") == 1:
         return
-    flags = case.experiment.xla.flags
-    on = {name: str(flags[name]).lower() in ("true", "1") for name in (ONE_SHOT, FALLBACK, SCHEDULER) if name in flags}
-    if not on.get(ONE_SHOT, True):
-        if not on.get(FALLBACK, False):
+    if not case.xla(ONE_SHOT, True):
+        if not case.xla(FALLBACK, False):
             message = (
                 f"{ONE_SHOT}=false sends tokens through NCCL, which XLA of jaxlib 0.11.2 refuses in the first step unless {FALLBACK} "
                 "is true"
             )
             yield warning("MOE_RAGGED_REFUSED", f"xla.flags.{FALLBACK}", message, _flag(case, FALLBACK))
-    elif not on.get(SCHEDULER, False):
+    elif not case.xla(SCHEDULER, False):
         message = (
-            f"sparse_matmul=true with expert {case.size('expert')} can stand still in its first step for ever: on two H200s, jaxlib "
-            f"0.11.2, all four runs did without {SCHEDULER}=true, and none of five with it"
+            f"sparse_matmul=true with expert {case.size('expert')} can hang in its first step: on two H200s, jaxlib 0.11.2, four of "
+            f"four runs did without {SCHEDULER}=true, and none of five with it"
         )
         hopper = case.experiment.hardware.compute_capability == HOPPER
         hint = _flag(case, SCHEDULER) if hopper else "type xla=ragged, which sends tokens through NCCL"

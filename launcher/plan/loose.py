@@ -35,8 +35,7 @@ class Layers:
 
 def layers(case: Case) -> Layers:
     """All of them with scan_layers=false; else a stack of one layer, whose loop XLA takes away; none with the scheduler off."""
-    asked = str(case.experiment.xla.flags.get(SCHEDULER, True)).lower()
-    if case.cpu or asked in ("false", "0"):
+    if case.cpu or not case.xla(SCHEDULER, True):
         return Layers(0, 0)
     shape = case.shape
     moe = shape.moe_layers if shape.moe else 0

@@ -148,10 +148,10 @@ def _named(rows: Sequence[Row], marks: Sequence[Mark], profile: Profile, by_log:
 
 
 def _without_outliers(steps: Sequence[Step]) -> list[Step]:
-    """What a late line's step took too long is an outlier's only so far as the next line does not make up for it.
+    """Names the pauses: a step beyond the limit even when what the next line is early by is taken off.
 
-    A line that is late alone (the host read a counter from the device, as MaxText does to look for an overflow) is followed by one
-    that is early by as much: both count, since leaving out the late one alone would make the steps faster than they were.
+    Where the host alone was late (MaxText reads a counter from the device to look for an overflow), the next line is early by as
+    much. Both count then: without the late one the steps would seem faster than they were.
     """
     counted = [step.seconds for step in steps if not step.why]
     if len(counted) < _BLOCKS:
@@ -159,16 +159,12 @@ def _without_outliers(steps: Sequence[Step]) -> list[Step]:
     median = statistics.median(counted)
     sigma = _SIGMA * statistics.median(abs(value - median) for value in counted)
     limit = median + max(OUTLIER_SIGMAS * sigma, OUTLIER_SHARE * median)
-    found = list(steps)
-    for index, step in enumerate(steps):
-        after = steps[index + 1] if index + 1 < len(steps) else step
-        made_up = max(0.0, median - after.seconds) if not after.why else 0.0
-        if step.why or step.seconds - made_up <= limit:
-            continue
-        found[index] = Step(step.step, step.seconds, OUTLIER)
-        if made_up > limit - median:
-            found[index + 1] = Step(after.step, after.seconds, OUTLIER)
-    return found
+    pauses = set()
+    for step, after in itertools.zip_longest(steps, steps[1:]):
+        made_up = median - after.seconds if after is not None and not after.why else 0.0
+        if not step.why and step.seconds - max(0.0, made_up) > limit:
+            pauses |= {step, after} if made_up > limit - median else {step}
+    return [Step(step.step, step.seconds, OUTLIER) if step in pauses else step for step in steps]
 
 
 def interval(values: Sequence[float]) -> tuple[float | None, float | None]:

@@ -2,8 +2,8 @@
 
 The texts are MaxText's own (metric_logger.py, train.py, checkpointing.py, pyconfig.py). What it does is told by keys:
 mode=finish|die|hang|overflow|config|deaf|early|exhausted|hang_at_exit|show|grandchild|bytes, rank=K (whom the mode concerns),
-at=STEP, autocheckpoint=true|false, pause=SECONDS a step, until=FILE before the first step, devices=N, kernel=NAME as NCCL EP compiles one, plus MaxText's steps,
-checkpoint_period, run_name, base_output_directory.
+at=STEP, autocheckpoint=true|false, pause=SECONDS a step, until=FILE before the first step, devices=N,
+kernel=NAME (compiled as NCCL EP does, unless it is there), plus MaxText's steps, checkpoint_period, run_name, base_output_directory.
 """
 
 import json
