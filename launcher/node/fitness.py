@@ -35,15 +35,15 @@ def waiting(seconds: float, is_stopped: Callable[[], bool]) -> Wait:
 
     def wait(is_over: Callable[[], bool]) -> bool:
         end, looked = time.monotonic() + seconds, float("-inf")
-        while time.monotonic() < end:
-            if time.monotonic() - looked >= _LOOK:
-                looked = time.monotonic()
-                if is_over():
+        while True:
+            now = time.monotonic()
+            if now >= end or now - looked >= _LOOK:
+                looked = now
+                if is_over() or now >= end:  # the last look is at the end: what came before it counts
                     return True
             if is_stopped():
                 return False
             time.sleep(0.1)
-        return True
 
     return wait
 

@@ -78,7 +78,7 @@ def test_bad_nodes_are_told_all_at_once_and_stop_no_other_examination(pods, path
 
 def test_nodes_that_do_not_answer_are_not_fit(pods, path_with):
     """Node 1's tool hangs, node 2 cannot begin, node 3 never does; what an earlier start left of it does not count."""
-    pods.write(node_check={**CHECK, "timeout_seconds": 6}, coordinator_timeout_seconds=1)
+    pods.write(node_check={**CHECK, "timeout_seconds": 6}, coordinator_timeout_seconds=10)
     attempt = pods.run.attempt(1)
     attempt.path.mkdir(parents=True)
     old = {"node": "tray-3", "findings": [], "speeds": {}, "start": "another/0"}
@@ -94,6 +94,25 @@ def test_nodes_that_do_not_answer_are_not_fit(pods, path_with):
     assert "no.such.host.invalid" in reason
     assert "tray-3: it gave no answer" in reason
     assert fitness.suspects(attempt) == (), "where most of them fail it is not the nodes' fault"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3, fitness._LOOK + 0.3])
+def test_what_came_in_time_is_seen_however_long_ago_the_last_look_was(seconds):
+    """Node 0 looks every two seconds; an answer between the last of those looks and the end is not a missing one."""
+    end = time.monotonic() + seconds
+    seen = []
+
+    def is_over():
+        seen.append(time.monotonic() >= end)
+        return seen[-1]
+
+    assert fitness.waiting(seconds, lambda: False)(is_over)
+    assert seen[-1], "the end came without a look"
+
+
+def test_a_stop_cuts_the_wait_short_but_not_the_first_look():
+    assert not fitness.waiting(60.0, lambda: True)(lambda: False)
+    assert fitness.waiting(60.0, lambda: True)(lambda: True)
 
 
 def test_a_stop_before_all_have_answered_says_nothing_about_the_nodes(pods, path_with):
