@@ -42,8 +42,9 @@ _REFUSALS = re.compile(
     rf"|^{re.escape(REFUSES)}"
 )
 # Exceptions that stand in a chain with the real one and hide it: MaxText's utils/max_utils.py wraps the whole training
-# in `try: import transformer_engine ... yield; except Exception: yield`, so without TE every traceback begins with
-# the failed import, and with TE every one ends in contextlib's complaint.
+# in `try: import transformer_engine ... yield; except Exception: yield`, so where TE cannot be imported, for whatever reason,
+# every traceback begins with that, and where it can every one ends in contextlib's complaint.
+_TRIED = "from transformer_engine.jax.sharding import global_shard_guard"
 _MASKS = re.compile(r"No module named 'transformer_engine'|generator didn't stop after throw\(\)")
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:: .*)?$")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -108,13 +109,15 @@ class Observed:
         self._logged: str | None = None
         self._last_line: str | None = None
         self._in_traceback = False
+        self._tried = False  # the traceback goes through _TRIED
+        self._is_mask = False  # the exception
         self._chained = False
         self._refusal_lines_left = 0
 
     @property
     def failure(self) -> str | None:
-        """`error`, unless that is no more than the last line."""
-        return self._exception or self._fatal or self._logged
+        """`error`, unless that is no more than the last line, or what hides an exception that the lines do not reach."""
+        return (None if self._chained and self._is_mask else self._exception) or self._fatal or self._logged
 
     @property
     def error(self) -> str | None:
@@ -167,13 +170,16 @@ class Observed:
         elif self.refusal is None and _REFUSALS.search(text):
             self.refusal = text[:_REASON]
         if text.startswith("Traceback (most recent call last)"):
-            self._in_traceback = True
+            self._in_traceback, self._tried = True, False
+        elif text.startswith(_TRIED):
+            self._tried = True
         elif text.startswith(_CHAINED):
             self._chained = True
         elif self._in_traceback and line == text and _EXCEPTION.match(line):
             self._in_traceback = False
-            if self._exception is None or not self._chained or _MASKS.search(self._exception):
+            if self._exception is None or not self._chained or self._is_mask:
                 self._exception = text[:_REASON]
+                self._is_mask = self._tried or bool(_MASKS.search(text))
             self._chained = False
         fatal = _FATAL.match(text)
         if fatal is not None and self._fatal is None:

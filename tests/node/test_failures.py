@@ -141,6 +141,7 @@ def test_no_words_no_finding():
         ("cpu_wrong_type.log", "rank", "config_refused"),
         ("cpu_unknown_flag.log", "rank", "xla_flag"),
         ("cpu_mesh.log", "rank", "mesh"),
+        ("cpu_peer_killed.log", "rank", "gloo"),
         ("srun_bad_image.log", "srun", "image"),
         ("srun_no_command.log", "srun", "no_command"),
         ("srun_killed.log", "srun", "task_killed"),

@@ -108,6 +108,47 @@ def test_without_te_the_failed_import_does_not_hide_the_error():
     assert facts.refusal is None
 
 
+@pytest.mark.parametrize(
+    "failed",
+    [
+        "ModuleNotFoundError: No module named 'transformer_engine'",
+        "RuntimeError: Found empty `transformer-engine` meta package installed. Install `transformer-engine` with",
+        "OSError: libcublas.so.13: cannot open shared object file: No such file or directory",
+        "ImportError: cannot import name 'MeshResource' from 'transformer_engine.jax.sharding'",
+    ],
+)
+def test_whatever_keeps_te_from_being_imported_hides_no_error(failed):
+    """MaxText tries the import around the whole training and goes on without it."""
+    tried = [
+        "Traceback (most recent call last):",
+        '  File "SITE/maxtext/utils/max_utils.py", line 1257, in transformer_engine_context',
+        "    from transformer_engine.jax.sharding import global_shard_guard, MeshResource  # pylint: disable",
+        '  File "SITE/transformer_engine/__init__.py", line 16, in <module>',
+        failed,
+        "",
+        "During handling of the above exception, another exception occurred:",
+    ]
+    real = ["Traceback (most recent call last):", '  File "SITE/train.py", line 1, in main', "ValueError: the real one"]
+    cut = lines_fed("hello", *tried, *real[:-1])
+    assert cut.failure is None, "where the lines end before the real one, it is not known"
+    assert lines_fed(*tried, *real).error == "ValueError: the real one"
+    assert (
+        lines_fed(*tried, *real, tried[-1], *real[:-1], "KeyError: 'in the cleanup'").error
+        == "ValueError: the real one"
+    )
+    assert lines_fed(*tried[:5]).error == failed, "alone it is the failure"
+
+
+def test_the_first_of_a_chain_is_the_failure():
+    facts = lines_fed(
+        "Traceback (most recent call last):",
+        '  File "SITE/train.py", line 1, in main',
+        "ValueError: the real one",
+        "During handling of the above exception, another exception occurred:",
+    )
+    assert facts.failure == "ValueError: the real one"
+
+
 def test_finished_log():
     facts = observed("h200_finished.log")
     assert (facts.first_step, facts.last_step) == (0, 13)
