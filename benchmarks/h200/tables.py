@@ -29,7 +29,7 @@ from launcher.report.kinds import COMMUNICATION, COPIES, Kind, own_table
 from launcher.report.measured import report
 from launcher.report.text import as_json
 from launcher.report.trace import Device, breakdown
-from launcher.runs import events, store
+from launcher.runs import events, first_step, store
 
 GIB = 1 << 30
 AOT = Path(__file__).with_name("aot.json")
@@ -91,6 +91,7 @@ def _round(entry: Mapping[str, Any], run: store.Run | None) -> dict[str, Any]:
         "loss": [told["loss"][0], told["loss"][-1]] if told["loss"] else None,
         "before_trainer": started - typed if started and typed else None,
         "first_line": lines[0] - typed if lines and typed else None,
+        "pieces": first_step.seconds(history.lives[0]) if lines else {},
     }
 
 
@@ -155,6 +156,23 @@ def start_table(found: Mapping[str, Any]) -> str:
         for number, (before, own, hand) in told["starts"].items():
             lines.append(f"| {row} | {number} | {before:.1f} | {own:.1f} | {hand:.1f} | {own - hand:+.1f} |")
     return "\n".join(lines)
+
+
+def piece_table(found: Mapping[str, Any]) -> str:
+    """Markdown: seconds of each piece of the start, through the launcher and by hand, least to most of a row's rounds."""
+    names = (first_step.PYTHON, first_step.SET_UP, first_step.XLA, first_step.FIRST_STEP)
+    lines = [f"| row | runs | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]
+    for row, told in found["rows"].items():
+        some = [one["pieces"] for one in told["rounds"] if one.get("pieces")]
+        if some:
+            cells = [_range([pieces[name] for pieces in some]) for name in names]
+            lines.append(f"| {row.replace(HAND, ' by hand')} | {len(some)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _range(values: Sequence[float]) -> str:
+    least, most = min(values), max(values)
+    return f"{least:.1f}" if len(values) == 1 else f"{least:.1f} to {most:.1f}"
 
 
 def dropped(log: Path) -> tuple[float, float] | None:
@@ -296,7 +314,7 @@ def main() -> int:
     for archive in options.runs:
         with unpacked(archive) as runs:
             found = read(runs, options.matmul)
-        print(speed_table(found), memory_table(found), start_table(found), sep="\n\n", end="\n\n")
+        print(speed_table(found), memory_table(found), start_table(found), piece_table(found), sep="\n\n", end="\n\n")
     if options.trace:
         profiles = profiled({row: Path(path) for row, _, path in (word.partition("=") for word in options.trace)})
         print(kernel_table(profiles), collective_table(profiles), sep="\n\n")

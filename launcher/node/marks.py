@@ -1,7 +1,8 @@
 """What a trainer's log says besides its steps and its errors: how far the start is, checkpoints, evaluations, its end.
 
 Texts: maxtext 0.2.5 utils/maxtext_utils.py, common/checkpointing.py, utils/max_utils.py, trainers/pre_train/train.py,
-common/metric_logger.py; orbax-checkpoint's path/atomicity.py for a checkpoint that is complete.
+common/metric_logger.py; orbax-checkpoint's path/atomicity.py for a checkpoint that is complete, its
+logging/event_tracking.py for one that was read.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple
 STARTED = "started"  # JAX runs on all ranks
 FRESH = "fresh"  # there was no checkpoint
 RESTORING = "restoring"  # from the checkpoint of `step`
+RESTORED = "restored"  # `text` seconds after orbax began to read
 COMPILED = "compiled"
 SAVING = "saving"  # what the training waits for is done; the rest happens in the background
 SAVED = "saved"
@@ -39,6 +41,7 @@ _KINDS = (
     (STARTED, re.compile(r"Num_devices: (?P<text>\d+)")),
     (FRESH, re.compile(r"No existing checkpoints found, not restoring")),
     (RESTORING, re.compile(r"restoring from this run's directory step (?P<step>\d+)")),
+    (RESTORED, re.compile(r"Finished load in (?P<text>[\d.]+) seconds")),
     (COMPILED, re.compile(r"Total estimated memory size: (?P<text>[\d.]+ GB)")),
     (SAVED, re.compile(r"Finished saving checkpoint \(finalized tmp dir\) to `[^`]*/(?P<step>\d+)`")),
     (SAVING, re.compile(r"Started an asynchronous checkpoint save for step (?P<step>\d+)")),
@@ -50,7 +53,7 @@ _KINDS = (
     (STOPPED, re.compile(r"Training stopped: (?P<text>.*)")),
 )
 PREFILTER = re.compile(
-    b"Num_devices: |No existing checkpoints|restoring from this run|Total estimated memory|Finished saving checkpoint"
+    b"Num_devices: |No existing checkpoints|restoring from this run|Finished load in|Total estimated memory|Finished saving checkpoint"
     b"|Started an asynchronous|Saved a checkpoint|Completed eval after|TE MoE receive cap|MoE ragged buffer"
     b"|Aborting training|Training stopped: "
 )

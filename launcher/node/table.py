@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from .marks import Mark
 from .steps import StepLine
 
-VERSION = 2  # of the tables; a file of another version is made anew from the logs
+VERSION = 3  # of the tables, and of the marks that are known; a file of another version is made anew from the logs
 _PATIENCE = 5.0  # seconds that another reader gets to finish
 
 _TABLES = """

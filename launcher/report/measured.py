@@ -13,7 +13,7 @@ from launcher.node import marks as m
 from launcher.node.layout import AttemptFolder
 from launcher.node.trainer import MEMORY
 from launcher.report.window import Profile, Window, window
-from launcher.runs import events
+from launcher.runs import events, first_step
 from launcher.runs.attempts import Judged
 from launcher.runs.goodput import Goodput, goodput
 from launcher.runs.history import History
@@ -48,7 +48,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Ended:
-    """One attempt: its first and last step, how it ended and what followed."""
+    """One attempt: its first and last step, how it ended, what followed, and the seconds of each piece of its start."""
 
     attempt: int
     first: int | None
@@ -56,6 +56,7 @@ class Ended:
     outcome: str
     reason: str
     followed: str
+    start: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,7 @@ def _attempts(judged: Judged, told: History) -> list[Ended]:
                 "running" if is_now else life.outcome or "ended without a word",
                 life.reason,
                 "" if decision is None else f"{decision.action}: {decision.reason}",
+                {name: round(value, 3) for name, value in first_step.seconds(life).items()},
             )
         )
     return found

@@ -9,6 +9,7 @@ from typing import Any
 from launcher.node import rollback
 from launcher.report.measured import GIB, Report, finite
 from launcher.report.window import Window
+from launcher.runs.figures import duration
 
 _SIGNIFICANT = 5
 
@@ -160,6 +161,21 @@ def _memory_lines(report: Report) -> list[str]:
     return [f"memory       {', '.join(told)} a GPU"] if told else []
 
 
+def _start_line(report: Report) -> list[str]:
+    """Where the time to the first step went, in the newest attempt that came to one."""
+    trained = [ended for ended in report.attempts if ended.first is not None and any(ended.start.values())]
+    if not trained:
+        return []
+    ended = trained[-1]
+    told = ", ".join(f"{name} {_seconds(value)}" for name, value in ended.start.items())
+    which = f" of attempt {ended.attempt}" if len(report.attempts) > 1 else ""
+    return [f"start        {_seconds(sum(ended.start.values()))} to the first step{which}: {told}"]
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s" if value < 60 else duration(value)
+
+
 def text(report: Report) -> str:
     """The lines of `report RUN`."""
     asked = report.asked
@@ -170,7 +186,7 @@ def text(report: Report) -> str:
     if report.headroom:
         step, most = max(report.headroom, key=lambda pair: pair[1])
         lines.append(f"MoE buffers  at most {most:.1%} full (step {step})")
-    lines.append(f"goodput      {report.goodput.line()}")
+    lines += [f"goodput      {report.goodput.line()}", *_start_line(report)]
     for ended in report.attempts:
         steps = "no step" if ended.first is None else f"steps {ended.first}-{ended.last}"
         lines.append(

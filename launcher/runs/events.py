@@ -40,6 +40,7 @@ EXCLUDE = "; monitor.straggler=exclude would have the next attempt do without it
 _EVENTS = {
     m.STARTED: "JAX runs on all ranks, {text} devices",
     m.RESTORING: "goes on from the checkpoint of step {step}",
+    m.RESTORED: "the checkpoint is restored, after {text} s",
     m.COMPILED: "compiled; XLA's estimate of memory is {text}",
     m.SAVED: "checkpoint of step {step} is written",
     m.EVALUATED: "evaluated after step {step}: {text}",

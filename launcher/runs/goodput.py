@@ -7,8 +7,6 @@ a step when the next one is done.
 
 from __future__ import annotations
 
-import itertools
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,8 +14,8 @@ from typing import Any
 
 from launcher.node import marks as m
 from launcher.node.codes import Code
-from launcher.node.steps import JUNK_STEPS
 from launcher.node.table import Row
+from launcher.runs import first_step
 from launcher.runs.decisions import REQUEUE
 from launcher.runs.figures import duration
 from launcher.runs.history import History, Life
@@ -27,9 +25,9 @@ class Kind(StrEnum):
     """What a piece of time was used for.
 
     queue: waiting for nodes. start: container, Python, JAX on all ranks, restoring, the first step's extra time. compile:
-    XLA's. productive: steps trained for the first time. checkpoint: by how much longer than others the steps were that
-    saved one, and saving at the end. replayed: steps that an earlier attempt had trained. stalled: no step although the
-    trainer lived. down: nobody trained: ends, pauses, waiting for a person.
+    XLA's, with the weights laid out before it. productive: steps trained for the first time. checkpoint: by how much longer
+    than others the steps were that saved one, and saving at the end. replayed: steps that an earlier attempt had trained.
+    stalled: no step although the trainer lived. down: nobody trained: ends, pauses, waiting for a person.
     """
 
     QUEUE = "queue"
@@ -152,8 +150,8 @@ def _attempt(ledger: _Ledger, life: Life, best: int, now: float | None) -> None:
     if life.started is None:
         return
     rows = [row for row in life.rows if row.at is not None]
-    phase = _start(ledger, life, rows)
-    typical = _typical(rows)
+    phase = _start(ledger, life)
+    typical = first_step.typical(rows)
     saves = sorted(mark.at for mark in life.marks if mark.kind in (m.SAVED, m.SAVING) and mark.at is not None)
     _steps(ledger, rows, typical, saves, best)
     end = now if now is not None else life.ended
@@ -168,30 +166,14 @@ def _attempt(ledger: _Ledger, life: Life, best: int, now: float | None) -> None:
         ledger.until(end, Kind.STALLED if life.code == Code.STALLED else Kind.DOWN)
 
 
-def _start(ledger: _Ledger, life: Life, rows: Sequence[Row]) -> Kind:
+def _start(ledger: _Ledger, life: Life) -> Kind:
     """From the worker's start to the first step; gives what an attempt without a step was doing last."""
-    times: dict[str, float] = {}
-    for mark in life.marks:
-        if mark.at is not None:
-            times.setdefault(mark.kind, mark.at)
-    ready = times.get(m.FRESH, times.get(m.RESTORING, times.get(m.STARTED)))
-    ledger.until(ready, Kind.START)
-    phase = Kind.START if ready is None else Kind.COMPILE
-    compiled = times.get(m.COMPILED)
-    ledger.until(compiled, Kind.COMPILE)
-    typical = _typical(rows)
-    if rows and rows[0].at is not None:
-        # The first line comes when the second step is done. Builds before 0.2.5 compile within the first step.
-        begin = rows[0].at - 2 * typical
-        ledger.until(begin, Kind.START if compiled is not None else Kind.COMPILE)
-    return Kind.START if compiled is not None else phase
-
-
-def _typical(rows: Sequence[Row]) -> float:
-    """The median time between two steps' lines, those of the first ones left out if there are others; 0 without any."""
-    times = [row.at for row in rows if row.at is not None]
-    took = [later - earlier for earlier, later in itertools.pairwise(times)]
-    return max(0.0, statistics.median(took[JUNK_STEPS:] or took)) if took else 0.0
+    kind = Kind.START
+    for piece in first_step.pieces(life):
+        # Builds before 0.2.5 compile within the first step, and say nothing of it.
+        kind = Kind.COMPILE if first_step.XLA in piece.names else Kind.START
+        ledger.until(piece.end, kind)
+    return kind
 
 
 def _limit(typical: float) -> float:

@@ -173,6 +173,11 @@ def test_a_table_that_failed_half_way_is_as_before(tmp_path):
         ("I x] Num_devices: 2, shape (1, 1)", marks.STARTED, None),
         ("restoring from this run's directory step 9", marks.RESTORING, 9),
         ("No existing checkpoints found, not restoring checkpoint.", marks.FRESH, None),
+        (
+            "I1130 14:18:29.064632 1 event_tracking.py:184] [process=0] [sync] Finished load in 0.55 seconds @ RUNS/checkpoints/5",
+            marks.RESTORED,
+            None,
+        ),
         ("[train] Total estimated memory size: 17.9 GB, estimated output size: 7.0 GB", marks.COMPILED, None),
         (
             "Finished saving checkpoint (finalized tmp dir) to `RUNS/demo/output/demo/checkpoints/19`.",
@@ -193,3 +198,5 @@ def test_marks(line, kind, step):
     assert (found.kind, found.step) == (kind, step)
     assert marks.PREFILTER.search(line.encode()), "or it would never be decoded"
     assert marks.parse_mark("I1129 17:35:53.415048 1 a.py:1] nothing of note", None) is None
+    blocking = "[process=0] [sync] Finished blocking load in 0.20 seconds. Continuing load @ RUNS/checkpoints/5"
+    assert marks.parse_mark(blocking, None) is None, "the rest of it is still being read"

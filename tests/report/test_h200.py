@@ -23,7 +23,7 @@ from launcher.plan.plan import make
 from launcher.render.failure_table import own_signatures
 from launcher.report.kinds import Kind
 from launcher.report.measured import report
-from launcher.report.text import as_json
+from launcher.report.text import as_json, text
 from launcher.runs import store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,6 +136,42 @@ def test_the_launcher_costs_a_run_nothing_but_its_start(found: list[dict[str, An
     warm = [(own, hand) for number, (_, own, hand) in found[1]["overhead"]["te_flash"]["starts"].items() if number > 1]
     assert len(warm) == 2
     assert sum(own - hand for own, hand in warm) / len(warm) < 2.0
+
+
+def test_the_pieces_of_a_start_are_all_of_it_and_vary_as_much_by_hand(found: list[dict[str, Any]]) -> None:
+    """What the one pair of the first sitting, both compiling, is apart is the trainer's, and no more than its starts differ anyway."""
+    for sitting in found:
+        for row in sitting["rows"].values():
+            for one in row["rounds"]:
+                if one.get("pieces"):
+                    told, first = sum(one["pieces"].values()), one["first_line"] - (one["before_trainer"] or 0)
+                    assert told < first < told + 2 * max(5.0, one["seconds"] or 0), one["name"]
+
+    def of(sitting: int, row: str) -> list[dict[str, float]]:
+        return [one["pieces"] for one in found[sitting]["rows"][row]["rounds"]]
+
+    (hand,), (te,) = of(0, "te_flash_hand"), of(0, "te")
+    by_hand = [*of(1, "te_flash_hand"), hand]
+    pair = {name: of(0, "te_flash")[0][name] - value for name, value in hand.items()}
+    assert sum(pair.values()) == pytest.approx(12.4, abs=0.1)
+    assert pair["Python and JAX"] + pair["first step"] > 0.85 * sum(pair.values())
+    for name in ("Python and JAX", "first step"):
+        spread = max(one[name] for one in by_hand) - min(one[name] for one in by_hand)
+        assert spread > 0.6 * pair[name], name
+        assert te[name] < hand[name] + 2.0, "through the launcher, just before"
+
+
+def test_report_tells_where_a_start_went(runs: list[Path]) -> None:
+    """Started 13:12:59.39; the log's lines: JAX 13:13:27.05, no checkpoint 31.98, compiled 13:14:24.50, first 55.78 (0.15 s a step)."""
+    (run,) = (run for run in store.all_runs(runs[1]) if run.record["experiment"] == "te_flash_1")
+    line = (
+        "start        1 min 56 s to the first step: Python and JAX 27.7 s, set-up 4.9 s, XLA 52.5 s, first step 31.0 s"
+    )
+    assert line in text(report(run)).splitlines()
+    with tables.unpacked(ROOT / "tests/data/h200/overflow.tar.xz") as folder:
+        told = report(store.open_run(folder, "overflow"))
+    assert [bool(ended.start) for ended in told.attempts] == [True, True]
+    assert "to the first step of attempt 2: Python and JAX " in text(told), "the newest that trained"
 
 
 def test_a_step_that_was_found_in_the_compile_cache_trains_as_the_compiled_one(found: list[dict[str, Any]]) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from launcher.node import marks as m
 from launcher.node.marks import Mark
 from launcher.node.table import Row
+from launcher.runs import first_step
 from launcher.runs.decisions import REQUEUE, RESTART, STOP, Decision
 from launcher.runs.goodput import Kind, goodput
 from launcher.runs.history import History, Life
@@ -48,6 +49,53 @@ def test_a_run_in_one_piece():
 def test_an_older_build_compiles_within_its_first_step():
     life = Life(1, started=0.0, ended=254.0, code=0, rows=rows(0, 99, 155.0, 1.0), marks=start(0.0)[:2])
     assert seconds(told([life], now=254.0)) == {"start": 15, "compile": 138, "productive": 101}
+
+
+RESTORED = [
+    Mark(m.STARTED, 10.0, None, "2"),
+    Mark(m.RESTORING, 15.0, 40, ""),
+    Mark(m.RESTORED, 75.0, None, "60.00"),
+    Mark(m.COMPILED, 105.0, None, "1 GB"),
+]
+
+
+def test_reading_a_checkpoint_is_start_and_no_compile():
+    life = Life(1, started=0.0, ended=221.0, code=0, rows=rows(41, 140, 120.0, 1.0), marks=RESTORED)
+    assert seconds(told([life], now=221.0)) == {"start": 75 + 13, "compile": 30, "productive": 101, "down": 2}
+
+
+@pytest.mark.parametrize(("marks", "kind"), [(0, "start"), (1, "start"), (2, "start"), (3, "compile"), (4, "start")])
+def test_what_lasts_now_is_told_by_what_is_over(marks, kind):
+    """Before JAX runs, before the checkpoint, while it is read, while XLA compiles, in the first step."""
+    past = RESTORED[:marks]
+    found = seconds(told([Life(1, started=0.0, marks=past)], now=200.0, is_live=True))
+    before = seconds(told([Life(1, started=0.0, marks=past)], now=past[-1].at if past else 0.0, is_live=True))
+    assert found[kind] - before.get(kind, 0) == 200 - (past[-1].at if past else 0)
+
+
+ALL = {"Python and JAX": 10, "set-up": 5, "restore": 60, "XLA": 30, "first step": 13}
+
+
+@pytest.mark.parametrize(
+    ("missing", "pieces"),
+    [
+        ((), ALL),
+        ((m.STARTED,), {"Python and JAX, set-up": 15, "restore": 60, "XLA": 30, "first step": 13}),
+        ((m.RESTORED,), {"Python and JAX": 10, "set-up": 5, "restore, XLA": 90, "first step": 13}),
+        ((m.COMPILED,), {"Python and JAX": 10, "set-up": 5, "restore": 60, "XLA, first step": 43}),
+        ((m.RESTORING, m.RESTORED), {"Python and JAX": 10, "set-up, XLA": 95, "first step": 13}),
+    ],
+)
+def test_the_pieces_of_a_start_are_its_whole(missing, pieces):
+    """What nobody told apart is told together."""
+    marks = [mark for mark in RESTORED if mark.kind not in missing]
+    assert first_step.seconds(Life(1, started=0.0, rows=rows(41, 140, 120.0, 1.0), marks=marks)) == pieces
+    assert sum(pieces.values()) == 118
+
+
+def test_a_start_that_lasts_has_the_pieces_that_are_over():
+    assert first_step.seconds(Life(1, started=0.0, marks=RESTORED[:3])) == dict(list(ALL.items())[:3])
+    assert first_step.seconds(Life(1, marks=RESTORED)) == {}
 
 
 def test_a_checkpoint_costs_what_its_step_took_longer():
@@ -110,7 +158,7 @@ def test_a_run_that_waits_only_waits():
 TIMES = st.one_of(st.none(), st.floats(-1e4, 1e4, allow_nan=False))
 MARKS = st.builds(
     Mark,
-    st.sampled_from([m.STARTED, m.FRESH, m.RESTORING, m.COMPILED, m.SAVED, m.SAVING]),
+    st.sampled_from([m.STARTED, m.FRESH, m.RESTORING, m.RESTORED, m.COMPILED, m.SAVED, m.SAVING]),
     TIMES,
     st.none(),
     st.just(""),
@@ -137,6 +185,7 @@ def test_the_kinds_add_up_to_the_wall_time_whatever_the_files_say(lives, created
     data = found.as_json()
     assert sum(data["microseconds"].values()) == round(data["wall_seconds"] * 1e6)
     assert sum(data["share"].values()) == pytest.approx(1 if found.wall else 0)
+    assert all(value >= 0 for life in lives for value in first_step.seconds(life).values())
 
 
 def test_words():
