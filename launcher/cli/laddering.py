@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.composing import composer_of, planned
 from launcher.cli.main import print_issues
-from launcher.cli.options import VerbParser, add_runs, composing_parser, running_parser, writing
+from launcher.cli.options import VerbParser, add_runs, at_least_one, composing_parser, running_parser, writing
 from launcher.issue import Issue, Refused, Severity
 from launcher.runs import store
 
 if TYPE_CHECKING:
-    from launcher.plan.plan import Plan
-    from launcher.render.bundle import Bundle
+    from launcher.config.compose import Composer
     from launcher.report.bisect import Found
     from launcher.report.ladder import Step
     from launcher.report.probes import Bisection
     from launcher.report.rungs import Stage
+    from launcher.runs.sweeps import Point
 
 
 def _told(run: store.Run) -> dict[str, Any]:
@@ -47,10 +47,17 @@ def ladder(words: list[str]) -> int:
         "The article's optimisations one by one over an experiment, each on top of those before: predicted, and measured\n"
         "where there are runs of them; or runs that you name, beside one another. Without words: the rungs.\n"
         "`ladder bisect A B` finds which setting makes the difference between two runs.",
-        ["ladder +exp=dsv3_128gpu_fits", "ladder +exp=dsv3_128gpu_fits --from grouped_gemm --submit"],
+        ["ladder +exp=dsv3_128gpu_fits", "ladder +exp=dsv3_128gpu_fits --from grouped_gemm --submit --rounds 3"],
     )
     parser.add_argument("--from", dest="first", metavar="RUNG", help="begin with this one")
     parser.add_argument("--to", dest="last", metavar="RUNG", help="end with this one")
+    parser.add_argument(
+        "--rounds",
+        type=at_least_one,
+        default=1,
+        metavar="N",
+        help="each rung N times, round by round: repeats lie apart in time, and a gain is known to be one",
+    )
     _add_submit(parser, "run each rung that can run and has not; typed again it goes on")
     parser.add_argument("--html", metavar="FILE", help="a page with the bars, which needs nothing else")
     add_runs(parser)
@@ -70,6 +77,7 @@ def ladder(words: list[str]) -> int:
 
 def _refuse_mixture(options: argparse.Namespace, names: Sequence[str]) -> None:
     given = {"--from": options.first, "--to": options.last, "--submit": options.submit}
+    given["--rounds"] = options.rounds > 1
     other = [word for word in options.overrides if "=" in word] + [name for name, value in given.items() if value]
     if other:
         message = f"{names[0]} is a run; {other[0]} goes with an experiment"
@@ -92,58 +100,73 @@ def _show_rungs(options: argparse.Namespace) -> int:
 
 
 def _ladder_of(options: argparse.Namespace) -> int:
-    from launcher.render.bundle import render
     from launcher.report.rungs import between, key_of, read, stages
 
     composer = composer_of(options)
     rungs = read(composer.path)
     low, high = between(rungs, options.first, options.last)
     made = stages(rungs[: high + 1], options.overrides, lambda words: planned(composer, words))[low:]
-    bundles = {
-        stage.rung.name: render(stage.plan)
-        for stage in made
-        if stage.plan is not None and not stage.plan.errors and not stage.left_out
-    }
-    code = 0
-    if options.submit:
-        able = [stage for stage in made if stage.rung.name in bundles]
-        if not able:
-            raise Refused(*(_left_out(stage) for stage in made))
-        plans = [stage.plan for stage in able if stage.plan is not None]
-        code = _sweep(
-            [(plan, bundles[stage.rung.name]) for plan, stage in zip(plans, able, strict=True)],
-            [f"{stage.rung.name}: {shlex.join(stage.rung.words)}" for stage in able],
-            options.runs,
-        )
+    rounds = [_rounds(stage, options.rounds, composer) for stage in made]
+    code = _submit_rounds(made, rounds, options) if options.submit else 0
     root = store.root(options.runs)
-    steps = [_step(stage, bundles[stage.rung.name].name if stage.rung.name in bundles else "", root) for stage in made]
+    steps = [_step(stage, [bundle.name for _, bundle in some], root) for stage, some in zip(made, rounds, strict=True)]
     experiment = next(word for word in options.overrides if key_of(word) == "exp")
     _print_ladder(f"Ladder of {experiment}", steps, options)
     return code
+
+
+def _rounds(stage: Stage, rounds: int, composer: Composer) -> list[Point]:
+    """What runs of a rung: in each round after the first the same, with its number behind the name. Nothing where it is left out."""
+    from launcher.render.bundle import render
+    from launcher.report.rungs import key_of
+
+    if stage.plan is None or stage.plan.errors or stage.left_out:
+        return []
+    plans = [stage.plan]
+    words = [word for word in stage.words if key_of(word) != "name"]
+    for number in range(2, rounds + 1):
+        plans.append(planned(composer, [*words, f"name={stage.plan.experiment.name}_{number}"]))
+    return [(plan, render(plan)) for plan in plans]
+
+
+def _submit_rounds(made: Sequence[Stage], rounds: Sequence[list[Point]], options: argparse.Namespace) -> int:
+    """Round by round, in each all rungs in their order."""
+    able = [(stage, some) for stage, some in zip(made, rounds, strict=True) if some]
+    if not able:
+        raise Refused(*(_left_out(stage) for stage in made))
+    points, titles = [], []
+    for number in range(options.rounds):
+        which = f" (round {number + 1} of {options.rounds})" if options.rounds > 1 else ""
+        for stage, some in able:
+            points.append(some[number])
+            titles.append(f"{stage.rung.name}: {shlex.join(stage.rung.words)}{which}")
+    return _sweep(points, titles, options.runs, warned=len(able))
+
+
+def _sweep(points: Sequence[Point], titles: Sequence[str], runs: str | None, warned: int | None = None) -> int:
+    """Starts them. warned: of so many, the first ones, what `plan` has to say is told; None = of all."""
+    from launcher.runs import lifecycle
+
+    def introduce(place: int) -> None:
+        print(f"[{place + 1}/{len(points)}] {titles[place]}", flush=True)
+        if warned is None or place < warned:
+            print_issues(points[place][0].issues)
+
+    return lifecycle.sweep(points, introduce, runs=runs)
 
 
 def _left_out(stage: Stage) -> Issue:
     return Issue("LADDER_RUNG", Severity.ERROR, stage.rung.name, stage.left_out, "change the experiment's words")
 
 
-def _sweep(points: Sequence[tuple[Plan, Bundle]], titles: Sequence[str], runs: str | None) -> int:
-    from launcher.runs import lifecycle
-
-    def introduce(place: int) -> None:
-        print(f"[{place + 1}/{len(points)}] {titles[place]}", flush=True)
-        print_issues(points[place][0].issues)
-
-    return lifecycle.sweep(list(points), introduce, runs=runs)
-
-
-def _step(stage: Stage, run: str, root: Path) -> Step:
-    """A rung with what its plan says, and its run, if there is one."""
+def _step(stage: Stage, runs: Sequence[str], root: Path) -> Step:
+    """A rung with what its plan says, and its runs, as far as there are some."""
     from launcher.report.ladder import Step
 
     plan = None if stage.plan is None or stage.plan.errors else stage.plan
     time = plan.numbers.throughput if plan is not None and plan.numbers is not None else None
-    told = _told(store.load(root / run)) if run and (root / run).exists() else {}
-    each = told.get("per_step_and_gpu") or {}
+    rounds = [_told(store.load(root / run)) if (root / run).exists() else {} for run in runs]
+    each: dict[str, Any] = next((told["per_step_and_gpu"] for told in rounds if told), {})
     return Step(
         name=stage.rung.name,
         words=stage.rung.words,
@@ -153,9 +176,7 @@ def _step(stage: Stage, run: str, root: Path) -> Step:
         is_predicted=stage.rung.predicted,
         flop=time.flops if time is not None else each.get("flop"),
         tokens=time.tokens if time is not None else each.get("tokens"),
-        run=run if told else "",
-        state=str(told.get("state", "")),
-        told=told,
+        rounds=rounds,
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.report.compare import Told
-from launcher.report.gains import Gain, gain
+from launcher.report.gains import Gain, of_rounds
 from launcher.report.page import Draw, page_of, svg
 from launcher.report.text import rounded
 
@@ -23,10 +24,11 @@ _BAR = 0.38  # of a rung's room, which is 1
 
 @dataclass(frozen=True)
 class Step:
-    """One rung. words: what it changes. left_out: why it is not on the ladder. told: what `report --json` says of its run.
+    """One rung. words: what it changes. left_out: why it is not on the ladder. rounds: what `report --json` says of its run in
+    each round, nothing where there is none.
 
     expected: seconds a step by its plan; is_predicted: the plan's formula knows what this rung changes. flop, tokens: of a
-    step and GPU, None = not known. state: of its run, "" = there is none.
+    step and GPU, None = not known.
     """
 
     name: str
@@ -37,15 +39,27 @@ class Step:
     is_predicted: bool = True
     flop: float | None = None
     tokens: float | None = None
-    run: str = ""
-    state: str = ""
-    told: Told = field(default_factory=dict)
+    rounds: Sequence[Told] = ()
+
+    @property
+    def runs(self) -> list[Told]:
+        """Those that there are."""
+        return [told for told in self.rounds if told]
+
+    @property
+    def state(self) -> str:
+        """Of its runs, each state once; "" = there is none."""
+        return ", ".join(dict.fromkeys(str(told["state"]) for told in self.runs))
+
+    @property
+    def measured(self) -> list[float]:
+        """Seconds a step of each run that measured some."""
+        return [told["speed"]["mean"]["seconds"] for told in self.runs if told.get("speed")]
 
     @property
     def seconds(self) -> float | None:
-        """Measured, a step."""
-        speed = self.told.get("speed")
-        return speed["mean"]["seconds"] if speed else None
+        """Measured, a step: the mean of the runs."""
+        return statistics.fmean(self.measured) if self.measured else None
 
     def tflops(self, seconds: float | None) -> float | None:
         """Of a GPU."""
@@ -74,9 +88,7 @@ def of_told(told: Told) -> Step:
         expected=told["predicted"]["expected_s"],
         flop=each["flop"],
         tokens=each["tokens"],
-        run=told["run"],
-        state=told["state"],
-        told=told,
+        rounds=(told,),
     )
 
 
@@ -95,7 +107,8 @@ def rows(steps: Sequence[Step]) -> list[Row]:
         if step is first:
             found.append(Row(step, predicted, total=Gain(1.0, 1.0, 1.0)))
             continue
-        found.append(Row(step, predicted, before.name, gain(before.told, step.told), gain(first.told, step.told)))
+        gains = (of_rounds(one.rounds, step.rounds) for one in (before, first))
+        found.append(Row(step, predicted, before.name, *gains))
         before = step
     return found
 
@@ -130,8 +143,16 @@ def ladder_json(steps: Sequence[Step]) -> dict[str, Any]:
                 "predicted_seconds": rounded(step.expected),
                 "predicted_tflops_per_gpu": rounded(step.tflops(step.expected)),
                 "predicted_speed": rounded(row.predicted),
-                "run": step.run,
+                "run": step.runs[0]["run"] if step.runs else "",
                 "state": step.state,
+                "runs": [
+                    {
+                        "run": told["run"],
+                        "state": told["state"],
+                        "seconds": told["speed"]["mean"]["seconds"] if told.get("speed") else None,
+                    }
+                    for told in step.runs
+                ],
                 "seconds": rounded(step.seconds),
                 "tflops_per_gpu": rounded(step.tflops(step.seconds)),
                 "against": row.against,
@@ -147,6 +168,12 @@ _HEADS = ("rung", "predicted s", "TFLOPS/GPU", "speed", "measured s", "TFLOPS/GP
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
+
+
+def _range(seconds: Sequence[float]) -> str:
+    if len(seconds) < 2:
+        return _number(seconds[0] if seconds else None, "{:.4g}")
+    return f"{statistics.fmean(seconds):.4g} ({len(seconds)} runs: {min(seconds):.4g} to {max(seconds):.4g})"
 
 
 def _bounded(found: Gain | None) -> str:
@@ -171,7 +198,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         _number(step.expected, "{:.4g}"),
         _number(step.tflops(step.expected), "{:,.4g}"),
         _number(row.predicted, "x{:.3g}"),
-        _number(step.seconds, "{:.4g}"),
+        _range(step.measured),
         _number(step.tflops(step.seconds), "{:,.4g}"),
         _bounded(row.gain),
         "x1" if not row.against and row.total else _bounded(row.total),
@@ -186,6 +213,7 @@ def ladder_text(steps: Sequence[Step]) -> str:
     lines = ["  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
     lines.append(
         "gain: over the measured rung before, 95 % interval; speed: over the first rung; tokens a second and GPU"
+        + ("; of runs of one round each against each other" if any(len(step.measured) > 1 for step in steps) else "")
     )
     if any(step.expected and not step.is_predicted for step in steps):
         names = ", ".join(step.name for step in steps if step.expected and not step.is_predicted)
@@ -198,7 +226,7 @@ def ladder_text(steps: Sequence[Step]) -> str:
         about = [f"  {line}" for line in (step.adds, f"left out: {step.left_out}" if step.left_out else "") if line]
         if about or step.words:
             lines += ["", f"{step.name}: {' '.join(step.words) or 'nothing to type'}", *about]
-        lines += [f"  run {step.run}: {step.state}"] if step.state and about else []
+        lines += [f"  run {told['run']}: {told['state']}" for told in step.runs] if about else []
     return "\n".join(lines)
 
 

@@ -1,6 +1,7 @@
 """`ladder`: rungs over any experiment, what cannot run is left out and said, no gain inside the noise; end to end on this machine."""
 
 import json
+import random
 import tomllib
 from pathlib import Path
 
@@ -163,7 +164,8 @@ def test_each_is_held_against_the_measured_one_before_and_the_first(tmp_path):
 
 def test_more_tokens_a_step_are_no_loss(tmp_path):
     a, b = step_of(tmp_path, "a-00000001", 1.0), step_of(tmp_path, "b-00000001", 2.0)
-    twice = {**b.told, "per_step_and_gpu": {**b.told["per_step_and_gpu"], "tokens": 2 * a.tokens}}
+    (told,) = b.rounds
+    twice = {**told, "per_step_and_gpu": {**told["per_step_and_gpu"], "tokens": 2 * a.tokens}}
     assert rows([a, of_told(twice)])[1].gain.value == pytest.approx(1, rel=0.02)
 
 
@@ -192,6 +194,56 @@ words = ["env.vars.S_PLACEBO=1"]
 adds = "nothing"
 source = "this test"
 """
+
+
+def of_rounds(root, name, *seconds, **more):
+    """A rung of a run in each round; None = there is none in that one."""
+    some = [step_of(root, f"{name}_{n}-00000001", s, seed=n, **more) if s else None for n, s in enumerate(seconds, 1)]
+    return Step(name, rounds=[step.rounds[0] if step else {} for step in some])
+
+
+def test_rounds_are_held_against_each_other_one_by_one(tmp_path):
+    """A machine that gets slower from round to round slows both; what is left is the gain, with the noise between runs."""
+    a = of_rounds(tmp_path, "a", 2.0, 2.4, 3.0, noise=0.001)
+    b = of_rounds(tmp_path, "b", 1.0, 1.2, 1.5, noise=0.001)
+    row = rows([a, b])[1]
+    assert row.gain.value == pytest.approx(2, rel=0.002)
+    assert row.gain.high - row.gain.low < 0.01
+    assert (a.seconds, b.seconds) == (pytest.approx(7.4 / 3, rel=0.002), pytest.approx(3.7 / 3, rel=0.002))
+    told = ladder_text([a, b])
+    assert "(3 runs: " in told
+    assert "; of runs of one round each against each other" in told
+    assert [run["run"] for run in ladder_json([a, b])["rungs"][1]["runs"]] == [f"b_{n}-00000001" for n in (1, 2, 3)]
+
+
+def test_a_gain_that_does_not_come_again_is_none(tmp_path):
+    """Each run's own steps are sure of 10 %; from run to run it is now more, now less."""
+    a = of_rounds(tmp_path, "a", 2.0, 2.0, 2.0, noise=0.001)
+    once = of_rounds(tmp_path, "b", 1.8, noise=0.001)
+    again = of_rounds(tmp_path, "c", 1.8, 2.2, 1.9, noise=0.001)
+    assert rows([a, once])[1].gain.verdict == "faster"
+    assert rows([a, again])[1].gain.verdict == "no difference beyond the noise"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "value"),
+    [((2.0, 2.0), (None, 1.0), 2), ((2.0, None), (None, 1.0), 2), ((2.0, 2.0, 4.0), (1.0, None, 2.0), 2)],
+)
+def test_a_round_that_is_missing_is_left_out(first, second, value, tmp_path):
+    a, b = of_rounds(tmp_path, "a", *first), of_rounds(tmp_path, "b", *second)
+    assert rows([a, b])[1].gain.value == pytest.approx(value, rel=0.03)
+
+
+def test_of_equal_rungs_few_are_called_different(tmp_path):
+    """Runs differ by 1 % among themselves, ten times what their own steps make them."""
+    draw, wrong = random.Random(1), 0
+    for trial in range(20):
+        a, b = (
+            of_rounds(tmp_path / str(trial), name, *(2 * draw.gauss(1, 0.01) for _ in range(3)), noise=0.001)
+            for name in "ab"
+        )
+        wrong += rows([a, b])[1].gain.verdict != "no difference beyond the noise"
+    assert wrong <= 4  # 5 % of 20 is one
 
 
 @pytest.fixture
@@ -247,6 +299,28 @@ def test_a_ladder_end_to_end_on_this_machine(command, tmp_path):
     assert "no difference beyond the noise" in out
 
 
+def test_a_ladder_in_rounds_on_this_machine(command, tmp_path):
+    words = ["ladder", *TINY, "--from", "fast", "--rounds", "2"]
+    code, out, err = command(*words, "--submit")
+    assert code == 0, err
+    order = [line.partition("]")[2].split(":")[0].strip() for line in out.splitlines() if line.startswith("[")]
+    assert order == ["fast", "placebo", "fast", "placebo"]
+    assert "[4/4] placebo: env.vars.S_PLACEBO=1 (round 2 of 2)" in out
+    code, out, _ = command(*words, "--json")
+    rungs = {rung["rung"]: rung for rung in json.loads(out)["rungs"]}
+    names = [run["run"].rpartition("-")[0] for run in rungs["placebo"]["runs"]]
+    assert names == ["moe_tiny_cpu_placebo", "moe_tiny_cpu_placebo_2"]
+    seconds = [run["seconds"] for run in rungs["fast"]["runs"]]
+    assert seconds[0] != seconds[1]
+    assert rungs["fast"]["seconds"] == pytest.approx(sum(seconds) / 2, rel=1e-4)
+    assert rungs["placebo"]["gain"]["verdict"] == "no difference beyond the noise"
+    code, out, _ = command("ladder", *TINY, "--from", "fast", "--json")
+    assert [len(rung["runs"]) for rung in json.loads(out)["rungs"]] == [1, 1], "one round is the first of them"
+    before = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert command(*words, "--submit")[0] == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == before
+
+
 def test_the_page_has_the_bars_and_the_same_bytes_twice(command, tmp_path):
     pytest.importorskip("matplotlib")
     steps = [step_of(tmp_path / "runs", f"{name}-00000001", s) for name, s in (("a", 2.0), ("b", 1.0))]
@@ -269,6 +343,9 @@ def test_mistakes_are_told(command, tmp_path):
         (("+exp=moe_tiny_cpu", "--from", "plane"), "did you mean plain?"),
         (("+exp=moe_tiny_cpu", "--from", "broken", "--to", "broken", "--submit"), "Transformer Engine runs on NVIDIA"),
         (("+exp=moe_tiny_cpu", "--submit", "--json"), "not allowed with"),
+        (("a", "--rounds", "2"), "--rounds goes with an experiment"),
+        (("+exp=moe_tiny_cpu", "--rounds", "0"), "'0', wanted a whole number from 1 on"),
+        (("+exp=moe_tiny_cpu", "--round", "2"), "did you mean --rounds?"),
         (("nothing",), "there is no run nothing"),
     ):
         code, _, err = command("ladder", *words)
