@@ -163,7 +163,7 @@ def piece_table(found: Mapping[str, Any]) -> str:
     names = (first_step.PYTHON, first_step.SET_UP, first_step.XLA, first_step.FIRST_STEP)
     lines = [f"| row | runs | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]
     for row, told in found["rows"].items():
-        some = [one["pieces"] for one in told["rounds"] if one.get("pieces")]
+        some = [one["pieces"] for one in told["rounds"] if {*names} <= {*one.get("pieces", ())}]
         if some:
             cells = [_range([pieces[name] for pieces in some]) for name in names]
             lines.append(f"| {row.replace(HAND, ' by hand')} | {len(some)} | {' | '.join(cells)} |")

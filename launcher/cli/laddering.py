@@ -76,8 +76,12 @@ def ladder(words: list[str]) -> int:
 
 
 def _refuse_mixture(options: argparse.Namespace, names: Sequence[str]) -> None:
-    given = {"--from": options.first, "--to": options.last, "--submit": options.submit}
-    given["--rounds"] = options.rounds > 1
+    given = {
+        "--from": options.first,
+        "--to": options.last,
+        "--submit": options.submit,
+        "--rounds": options.rounds > 1,
+    }
     other = [word for word in options.overrides if "=" in word] + [name for name, value in given.items() if value]
     if other:
         message = f"{names[0]} is a run; {other[0]} goes with an experiment"
