@@ -1,6 +1,6 @@
 """What a sitting measured, as the tables of docs/h200.md.
 
-    python -m benchmarks.h200.tables RUNS [RUNS ...] [--trace ROW=FILE.xplane.pb[.xz] ...]
+    python -m benchmarks.h200.tables [RUNS ...] [--trace ROW=FILE.xplane.pb[.xz] ...] [--sizes]
 
 RUNS: the folder of `python -m benchmarks.h200`, or an archive of it: one sitting each. Beside what was measured stand what `plan`
 says of the same words now, and the answers of `preflight aot`, kept in aot.json, since each takes a minute. --trace: a row's profile,
@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.h200.__main__ import QUEUE, jobs
 from launcher.config.compose import Composer
 from launcher.plan.plan import make
 from launcher.report import trace_file
@@ -302,19 +303,49 @@ def collective_table(profiles: Mapping[str, tuple[Device, int]]) -> str:
     return "\n".join(lines)
 
 
+SIZES = {
+    "wide_te": "2: EP 2",
+    "four_ep2_fsdp2": "4: EP 2 x FSDP 2",
+    "four_ep4": "4: EP 4",
+    "eight_ep2_fsdp4": "8: EP 2 x FSDP 4",
+    "eight_ep4_fsdp2": "8: EP 4 x FSDP 2",
+    "eight_ep8": "8: EP 8",
+}
+"""Row of the queue -> GPUs and layout."""
+
+
+def size_table() -> str:
+    """Markdown: what `plan` and `preflight aot` say of the widths on two, four and eight GPUs."""
+    lines = [
+        "| GPUs | `plan` s/step | `plan` GiB | `aot` GiB | all-gathers, GB | expert exchange, GB |",
+        "|---|---|---|---|---|---|",
+    ]
+    answers = json.loads(AOT.read_text(encoding="utf-8"))
+    words = {job.row: job.words for job in jobs(QUEUE, ["widths", "four", "eight"])}
+    for row, name in SIZES.items():
+        time, memory = planned(words[row])
+        answer, flows = answers[row], answers[row]["flows"]
+        sent = [f"{flows[kind][1] / 1e9:.1f}" for kind in ("all-gather", "expert exchange")]
+        lines.append(f"| {name} | {time:.2f} | {_gib(memory)} | {_gib(answer['device'])} | {' | '.join(sent)} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     """Prints the tables."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.h200.tables", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("runs", type=Path, nargs="*")
     parser.add_argument("--matmul", type=float, default=819.1, help="TFLOPS of a bf16 product there (preflight node)")
     parser.add_argument("--trace", action="append", default=[], metavar="ROW=FILE")
+    parser.add_argument("--sizes", action="store_true", help="what is foreseen for four and eight GPUs")
     options = parser.parse_args()
     for archive in options.runs:
         with unpacked(archive) as runs:
             found = read(runs, options.matmul)
         print(speed_table(found), memory_table(found), start_table(found), piece_table(found), sep="\n\n", end="\n\n")
+    if options.sizes:
+        print(size_table())
     if options.trace:
         profiles = profiled({row: Path(path) for row, _, path in (word.partition("=") for word in options.trace)})
         print(kernel_table(profiles), collective_table(profiles), sep="\n\n")

@@ -19,8 +19,11 @@ import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
+import inspect
+import math
 import os
 import runpy
+import textwrap
 import threading
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
@@ -208,9 +211,110 @@ def te_compile_cache(allowed: bool, module: str) -> None:
     print(f"trainer.py: workaround {TE_COMPILE_CACHE}: {sys.argv[places[-1]]}", flush=True)
 
 
+TE_DATA_AXIS = "te_data_axis"
+
+DATA_AXIS_LINES = {
+    "maxtext.utils.max_utils": {
+        "fsdp_size = mesh.shape.get(fsdp_axis, 1)": 'fsdp_size = mesh.shape.get(fsdp_axis, 1) * mesh.shape.get("data", 1)',
+    },
+    "maxtext.layers.moe": {
+        'fsdp_size = self.mesh.shape.get("fsdp", 1)': 'fsdp_size = self.mesh.shape.get("fsdp", 1) * self.mesh.shape.get("data", 1)',
+        'data_parallelism_axes=("fsdp",),': 'data_parallelism_axes=("data", "fsdp"),',
+    },
+}
+"""Lines of MaxText 0.2.5's maybe_bootstrap_te_moe and RoutedMoE._te_moe_block that leave the mesh's data axis out -> with it: tokens of
+a rank, groups of the quantizers, and the axes over which TE shares the batch and sums the experts' gradients."""
+
+
+def not_as_known(what: str) -> NoReturn:
+    """te_data_axis cannot be applied."""
+    refuse(
+        f"trainer.workarounds={TE_DATA_AXIS} changes MaxText 0.2.5 and Transformer Engine {KNOWN_ENGINE}, and {what}. Wanted: these "
+        "versions, or a mesh with data 1: mesh.ici.data=1 mesh.dcn.data=1, and the ranks to fsdp"
+    )
+
+
+def edited(function: Any, lines: Dict[str, str]) -> Any:
+    """The function with other lines; refuses one that does not have each of them once."""
+    source = textwrap.dedent(inspect.getsource(function))
+    for old, new in lines.items():
+        if source.count(old) != 1:
+            not_as_known(f"{function.__qualname__} has not the line `{old}`")
+        source = source.replace(old, new)
+    made: Dict[str, Any] = {}
+    exec(compile(source, inspect.getsourcefile(function) or "", "exec"), function.__globals__, made)
+    return made[function.__name__]
+
+
+def share_batch_over_both(ep: Any) -> None:
+    """TE's expert-parallel operations (its module cpp_extensions.ep) know one axis outside of the experts', data or fsdp: both."""
+    if not all(callable(getattr(ep, name, None)) for name in ("_ep_outer_axis", "_ep_output_spec", "_ep_spec_ok")):
+        not_as_known(f"{ep.__name__} has no _ep_outer_axis, _ep_output_spec, _ep_spec_ok")
+    single = ep._ep_outer_axis
+
+    def outer() -> Any:
+        resource = ep.global_mesh_resource()
+        axes = (resource.dp_resource, resource.fsdp_resource)
+        several = tuple(axis for axis in axes if axis is not None and ep.get_mesh_axis_size(axis) > 1)
+        return several if len(several) > 1 else single()
+
+    def axes_of_outputs() -> Tuple[str, ...]:
+        found = outer()
+        return (
+            *(found if isinstance(found, tuple) else [found] if found else []),
+            ep.global_mesh_resource().ep_resource,
+        )
+
+    def spec_ok(spec: Any, trailing_count: int) -> bool:
+        leading = spec[0] if len(spec) == 1 + trailing_count else None
+        named = leading if isinstance(leading, tuple) else (leading,)
+        inside = {axis for axis in named if axis is not None} <= set(axes_of_outputs())
+        return len(spec) == 1 + trailing_count and inside and all(axis is None for axis in spec[1:])
+
+    ep._ep_outer_axis = outer
+    ep._ep_output_spec = lambda *trailing: ep.PartitionSpec(axes_of_outputs(), *trailing)
+    ep._ep_spec_ok = spec_ok
+
+
+def count_both(ep: Any) -> None:
+    """TE's bootstrap (its module ep) counts the groups of experts over what `outer` gives: one axis or both."""
+    single = ep.get_mesh_axis_size
+    ep.get_mesh_axis_size = lambda axis, mesh=None: (
+        math.prod(single(each, mesh) for each in axis) if isinstance(axis, tuple) else single(axis, mesh)
+    )
+
+
+def te_data_axis(allowed: bool, _module: str) -> None:
+    """For TE's MoE block on a mesh with copies (data above 1), which neither MaxText 0.2.5 nor TE 2.20 can trace."""
+    if not allowed:
+        refuse(
+            f"MaxText 0.2.5 cannot trace TE's MoE block with a data axis above 1. Type trainer.workarounds=[{TE_DATA_AXIS}]"
+        )
+    engine = installed("transformer_engine")
+    if engine is not None and engine.split(".")[:2] != KNOWN_ENGINE.split("."):
+        not_as_known(f"here it is {engine}")
+
+    def bootstrap(max_utils: Any) -> None:
+        lines = DATA_AXIS_LINES[max_utils.__name__]
+        max_utils.maybe_bootstrap_te_moe = edited(max_utils.maybe_bootstrap_te_moe, lines)
+
+    def block(moe: Any) -> None:
+        moe.RoutedMoE._te_moe_block = edited(moe.RoutedMoE._te_moe_block, DATA_AXIS_LINES[moe.__name__])
+        print(f"trainer.py: workaround {TE_DATA_AXIS}: TE's MoE block shares the batch over data and fsdp", flush=True)
+
+    for name, then in (
+        ("maxtext.utils.max_utils", bootstrap),
+        ("maxtext.layers.moe", block),
+        ("transformer_engine.jax.cpp_extensions.ep", share_batch_over_both),
+        ("transformer_engine.jax.ep", count_both),
+    ):
+        sys.meta_path.insert(0, AfterImport(name, then))
+
+
 WORKAROUNDS: Dict[str, Callable[[bool, str], None]] = {
     TE_SCAN_CONSTANTS: te_scan_constants,
     TE_COMPILE_CACHE: te_compile_cache,
+    TE_DATA_AXIS: te_data_axis,
 }
 """What trainer.workarounds may name -> what looks at the versions, given whether it may be applied and the trainer's module."""
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.issue import Issue
+from launcher.node.trainer import TE_DATA_AXIS
 from launcher.plan.case import Case, Rule, error, note, shown, warning
+from launcher.plan.mesh import MeshPlan
 
 TE_DECODER = "deepseek"
 """The one decoder of MaxText 0.2.5 whose model file (models/deepseek.py) hands TE's receive-capacity signals on."""
@@ -145,6 +147,36 @@ def compiler(case: Case) -> Iterator[Issue]:
         yield error("TE_DTYPE", case.field("dtype"), message, f"type {case.typed('dtype', 'bfloat16')}")
 
 
+def _copies(case: Case, plan: MeshPlan) -> Iterator[Issue]:
+    """A data axis, which MaxText's call of TE's block leaves out (docs/configuration.md)."""
+    copies, part = plan.size("data"), "dcn" if plan.dcn["data"] > 1 else "ici"
+    if copies == 1:
+        return
+    where, allowed = f"mesh.{part}.data", case.experiment.trainer.workarounds
+    sizes = plan.dcn if part == "dcn" else plan.ici
+    to_fsdp = f"{where}=1 mesh.{part}.fsdp={sizes['fsdp'] * sizes['data']}"
+    if plan.size("fsdp") == 1:
+        message = (
+            f"data {copies} with fsdp 1: Transformer Engine's dense GEMMs cannot be divided over such a mesh "
+            "(`DuplicateSpecError` while XLA compiles)"
+        )
+        yield error("TE_DATA_AXIS", where, message, f"type {to_fsdp}")
+    elif TE_DATA_AXIS in allowed:
+        message = (
+            f"data {copies} with TE's block goes by the workaround {TE_DATA_AXIS}: such steps were compiled (for 8 H200s and 1,024 "
+            "GB200s), and have not trained on GPUs yet"
+        )
+        yield warning("TE_COPIES_UNTRIED", where, message, "compare a few steps with moe=dropless before a long run")
+    else:
+        message = (
+            f"data {copies}: MaxText 0.2.5 calls TE's block with fsdp as its only data axis, and the step cannot be traced "
+            "(`cannot reshape array of shape ...`)"
+        )
+        typed = f"trainer.workarounds=[{','.join([*allowed, TE_DATA_AXIS])}]"
+        hint = f"type {typed}, which changes those lines in the trainer, or {to_fsdp} where the weights divide by it"
+        yield error("TE_DATA_AXIS", where, message, hint)
+
+
 def mesh(case: Case) -> Iterator[Issue]:
     """EP groups of two and more ranks, only FSDP and EP beside them, all inside one NVLink domain."""
     plan = case.mesh
@@ -174,17 +206,7 @@ def mesh(case: Case) -> Iterator[Issue]:
             message,
             f"type {typed} and give the ranks to fsdp, or moe=dropless",
         )
-    if plan.size("data") > 1:
-        message = (
-            f"data {plan.size('data')}: TE's block has its data axis fixed to fsdp, nobody has published a run with "
-            "data > 1, and whether it is right was not tried"
-        )
-        yield warning(
-            "TE_DATA_AXIS",
-            "mesh.dcn.data" if plan.dcn["data"] > 1 else "mesh.ici.data",
-            message,
-            "compare a few steps with moe=dropless before a long run",
-        )
+    yield from _copies(case, plan)
     if not plan.experts_in_domain:
         message = f"{plan.expert_statement}: between domains NCCL EP needs GIN (GPU-initiated InfiniBand), which this path does not set up"
         yield error(
@@ -192,6 +214,19 @@ def mesh(case: Case) -> Iterator[Issue]:
             "mesh.dcn.expert",
             message,
             f"type mesh.dcn.expert=1 mesh.dcn.fsdp={plan.size('fsdp') // plan.ici['fsdp'] * plan.dcn['expert']}",
+        )
+    if plan.expert_parallel >= 4 and plan.size("fsdp") == 1:
+        message = (
+            f"expert {plan.expert_parallel} with fsdp 1: Transformer Engine's dense GEMMs gather the activations of all "
+            f"{plan.expert_parallel} ranks for the weights' gradients (156 GB a step in one compiled for 8 H200s); with fsdp beside it none"
+        )
+        part = "ici" if plan.ici["expert"] % 2 == 0 else "dcn"
+        sizes = plan.ici if part == "ici" else plan.dcn
+        yield warning(
+            "TE_EP_GATHERS",
+            "mesh.ici.fsdp",
+            message,
+            f"type mesh.{part}.expert={sizes['expert'] // 2} mesh.{part}.fsdp=2",
         )
     if plan.expert_parallel > LARGEST_GROUP:
         message = f"expert groups of {plan.expert_parallel} ranks: NCCL EP was released for {LARGEST_GROUP} at most"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.issue import Issue
-from launcher.node.trainer import BAD_JAXLIB, TE_COMPILE_CACHE, TE_SCAN_CONSTANTS, WORKAROUNDS
+from launcher.node.trainer import BAD_JAXLIB, TE_COMPILE_CACHE, TE_DATA_AXIS, TE_SCAN_CONSTANTS, WORKAROUNDS
 from launcher.plan.case import Case, Rule, error, shown, warning
 from launcher.suggest import suggest
 
@@ -18,7 +18,14 @@ def concerned(case: Case) -> dict[str, bool]:
     found = {TE_SCAN_CONSTANTS: TE_SCAN_CONSTANTS in allowed} if _scans_te(case) else {}
     if TE_COMPILE_CACHE in allowed and _calls_te(case):
         found[TE_COMPILE_CACHE] = True
+    if has_copies(case):
+        found[TE_DATA_AXIS] = TE_DATA_AXIS in allowed
     return found
+
+
+def has_copies(case: Case) -> bool:
+    """TE's MoE block on a mesh with a data axis."""
+    return case.te and not case.cpu and case.size("data") > 1
 
 
 def _scans_te(case: Case) -> bool:
@@ -60,6 +67,12 @@ def unused(case: Case) -> Iterator[Issue]:
             "seen neither its MoE block, nor its attention, nor a quantization of its: it does nothing here"
         )
         yield warning("WORKAROUND_UNUSED", FIELD, message, _without(case, TE_COMPILE_CACHE))
+    if TE_DATA_AXIS in allowed and not has_copies(case):
+        message = (
+            f"{TE_DATA_AXIS} is about te_moe_block=true on a mesh with data above 1, seen te_moe_block={shown(case.te)} and data "
+            f"{case.size('data')}: it does nothing here"
+        )
+        yield warning("WORKAROUND_UNUSED", FIELD, message, _without(case, TE_DATA_AXIS))
 
 
 RULES: tuple[Rule, ...] = (names, unused)

@@ -287,11 +287,14 @@ def _buffers(case: Case) -> float:
 def _gathered(case: Case, outputs: float) -> tuple[float, float]:
     """Bytes of gathering over the expert axis what dense GEMMs write.
 
-    Where that axis cuts the dense weights, Transformer Engine's dense GEMMs gather activations for the weights' gradients
-    (seen in XLA's step and in a profile: docs/plan.md); XLA's own GEMMs scatter the gradients instead.
+    Where that axis alone cuts the dense weights, Transformer Engine's dense GEMMs gather activations for the weights' gradients
+    (seen in XLA's step and in a profile: docs/plan.md). With fsdp beside it they scatter the gradients instead, as XLA's own GEMMs
+    always do (compiled for 4 and 8 H200s).
     """
     mesh = case.mesh
     if mesh is None or not case.values.text("quantization").startswith("te_") or mesh.expert_parallel == 1:
+        return 0.0, 0.0
+    if mesh.size("fsdp") > 1:
         return 0.0, 0.0
     return traffic.split(outputs * mesh.expert_parallel, mesh.ici["expert"], mesh.dcn["expert"])
 

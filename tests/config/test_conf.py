@@ -182,7 +182,7 @@ def test_gpt_oss_takes_the_only_path_that_maxtext_leaves_it(composer: Composer) 
     assert asked.moe.capacity_factor is None
 
 
-SCALED = {"dsv3_128gpu_fits": (1, 2), "dsv3_256gpu": (1, 4), "dsv3_512gpu": (4, 2), "dsv3_1024gpu": (8, 2)}
+SCALED = {"dsv3_128gpu_fits": (1, 2), "dsv3_256gpu": (1, 4), "dsv3_512gpu": (1, 8), "dsv3_1024gpu": (8, 2)}
 
 
 @pytest.mark.parametrize("name", sorted(SCALED))

@@ -41,9 +41,9 @@ MISTAKES = [
     Mistake("name=_dsv3", "NAME", "name", "a letter or digit first", "type name=dsv3", "name=dsv3"),
     Mistake("name=0_0", "KUBERNETES_NAME", "name", "begins with a letter", "type name=run-0-0", "name=run-0-0"),
     Mistake(
-        f"name={'a' * 40} {K}.layout=job_per_domain {K}.queue=null nodes=2048 mesh.dcn.data=16 mesh.dcn.fsdp=8", "KUBERNETES_NAME", "name",
+        f"name={'a' * 40} {K}.layout=job_per_domain {K}.queue=null nodes=2048 mesh.dcn.data=16 mesh.dcn.fsdp=8 trainer.workarounds=[te_data_axis]", "KUBERNETES_NAME", "name",
         "64 characters of at most 63", f"type name={'a' * 39}",
-        f"name={'a' * 39} {K}.layout=job_per_domain {K}.queue=null nodes=2048 mesh.dcn.data=16 mesh.dcn.fsdp=8",
+        f"name={'a' * 39} {K}.layout=job_per_domain {K}.queue=null nodes=2048 mesh.dcn.data=16 mesh.dcn.fsdp=8 trainer.workarounds=[te_data_axis]",
     ),
     Mistake(f"{K}.namespace=My.Team", "KUBERNETES_WORD", f"{K}.namespace", "small letters", f"{K}.namespace=null", f"{K}.namespace=my-team"),
     Mistake(f"{K}.context=' '", "KUBERNETES_WORD", f"{K}.context", "empty", f"{K}.context=null", f"{K}.context=null"),

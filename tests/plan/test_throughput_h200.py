@@ -94,6 +94,27 @@ def test_a_wider_expert_axis_gathers_more() -> None:
     assert four["activations gathered"] == pytest.approx(3 * terms(SMALL)["activations gathered"])
 
 
+EIGHT = ("hardware.gpus_per_node=8", "env.vars.XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=20")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "received"), [(4, 68.48e9 - 5.24e9 + 8.23e9), (8, 156.04e9 - 4.88e9 + 9.60e9)], ids=["EP 4", "EP 8"]
+)
+def test_the_gathers_of_wider_expert_axes_are_those_of_xlas_step(ranks: int, received: float) -> None:
+    """h200_moe_2gpu compiled for 4 and 8 H200s: all-gathers without those of weights, and all-to-alls. They grow a little less."""
+    words = (EIGHT[0].replace("8", str(ranks)), EIGHT[1], f"mesh.ici.expert={ranks}", "trainer.steps=16")
+    asked = case("+exp=h200_moe_2gpu", *words)
+    share = throughput.constants_of(asked.experiment.hardware)["regathered"]
+    assert share * throughput.work(asked).gathered[0] == pytest.approx(received, rel=0.15)
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (4, 2)], ids=["EP 2 x FSDP 4", "EP 4 x FSDP 2"])
+def test_with_fsdp_beside_it_the_expert_axis_gathers_no_activations(sizes: tuple[int, int]) -> None:
+    """Compiled for 8 H200s: 5 GB of all-gathers over expert (those of weights), where EP 8 alone has 156."""
+    words = (*EIGHT, f"mesh.ici.expert={sizes[0]}", f"mesh.ici.fsdp={sizes[1]}")
+    assert "activations gathered" not in terms("+exp=h200_moe_2gpu", *words)
+
+
 def test_dense_outputs_of_other_attention() -> None:
     """Llama-like: query, key, value and out, then the MLP's three."""
     shape = case("+exp=mixtral_8x7b_16gpu").shape

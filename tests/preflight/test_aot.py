@@ -101,11 +101,27 @@ def test_transformer_engines_block_is_compiled(cache: Path) -> None:
     assert warning.severity is Severity.WARNING
 
 
+@pytest.mark.slow
+def test_copies_with_transformer_engines_block_are_compiled_by_the_workaround(cache: Path) -> None:
+    """Two copies of FSDP 2 x EP 2: each rank gets the tokens of one, so the experts exchange as many; their gradients go over both axes."""
+    words = [*TINY_TE, "trainer.per_device_batch_size=2"]
+    alone = aot.check(plan_of(*words), aot.Asked())
+    copies = aot.check(plan_of(*words, "nodes=2", "mesh.ici.data=2", "trainer.workarounds=[te_data_axis]"), aot.Asked())
+    assert copies.verdict == "FITS"
+    key = ("expert exchange", ("expert",))
+    assert flows(copies)[key].calls == flows(alone)[key].calls
+    assert flows(copies)[key].nvlink == flows(alone)[key].nvlink
+    assert flows(copies)["all-reduce", ("data", "fsdp")].calls >= 3, "one for each MoE layer's experts"
+
+
 ARTICLE = {
     # facts/te_aot.md section 3: GiB on a GPU, of state, of the host; all-gathers that XLA repeats. Its second row was compiled
     # without the article's flags (with them 139.34 GiB were seen here).
     ("+exp=dsv3_128gpu",): (177.67, 29.33, 0.0, 15, "OVER"),
     ("+exp=dsv3_128gpu_fits", "xla=stock"): (137.21, 29.33, 46.47, 0, "FITS"),
+    # Seen here (2026-11-30): FSDP 64 has a quarter of the state, the copies of 128 GPUs all of it.
+    ("+exp=dsv3_512gpu",): (102.8, 7.33, 46.47, 0, "FITS"),
+    ("+exp=dsv3_1024gpu",): (138.5, 29.33, 46.47, 0, "FITS"),
 }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.issue import Issue, Refused
+from launcher.preflight.aot_probe.aot_compile import refusal
 from launcher.preflight.aot_process import Job, last_words, packages, run
 
 
@@ -26,6 +27,17 @@ def ended(tmp_path: Path, program: str, *, timeout_s: float = 30, request: dict[
         run(probe, request or {}, Job(sys.executable, dict(os.environ), folder, timeout_s, lambda _: None))
     (issue,) = refused.value.issues
     return issue
+
+
+def test_of_a_traceback_in_an_error_what_it_ends_with_is_told() -> None:
+    """XLA gives that of a partitioner in Python whole, and only its end says what is wrong."""
+    frames = "".join(
+        f'  File "jax/_src/{name}.py", line 1, in f\n    return g()\n           ^^^\n' for name in "ab" * 40
+    )
+    text = f"INTERNAL: custom_partitioner: Traceback (most recent call last):\n{frames}ValueError: got 12, wanted 16\n\nSuspected: x"
+    told = refusal("compile", RuntimeError(text))
+    assert told["text"] == "INTERNAL: custom_partitioner: ValueError: got 12, wanted 16 Suspected: x"
+    assert refusal("trace", ValueError("plain\n words"))["text"] == "plain words"
 
 
 @pytest.mark.parametrize(

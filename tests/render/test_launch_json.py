@@ -54,6 +54,11 @@ def test_steps_set_by_their_maxtext_name_are_the_steps_that_finish_the_run(plan_
             {"te_compile_cache": True},
         ),
         (("trainer.workarounds=[te_compile_cache]", "hardware.platform=cpu"), {}),
+        (
+            ("mesh.dcn.fsdp=1", "mesh.dcn.data=2", "trainer.workarounds=[te_data_axis]", "trainer.scan_layers=false"),
+            {"te_data_axis": True},
+        ),
+        (("trainer.workarounds=[te_data_axis]", "trainer.scan_layers=false"), {}),
         (("trainer.scan_layers=true", "+maxtext.te_moe_block=false"), {}),
         (("moe=dropless", "precision=bf16"), {}),
         (("hardware.platform=cpu",), {}),

@@ -63,6 +63,17 @@ def versions() -> dict[str, str]:
     return found
 
 
+def without_frames(text: str) -> str:
+    """An error's text without the frames of a traceback in it, as XLA gives those of a partitioner that is written in Python."""
+    head, traceback, rest = text.partition("Traceback (most recent call last):")
+    if not traceback:
+        return text
+    lines = rest.splitlines()
+    frames = [number for number, line in enumerate(lines) if line.lstrip().startswith('File "')]
+    said = [line for line in lines[frames[-1] + 1 if frames else 0 :] if line[:1].strip()]
+    return " ".join([head, *said])
+
+
 def refusal(stage: str, error: BaseException) -> dict[str, Any]:
     """An error in a few lines: pydantic's as its messages, XLA's and MaxText's as they are."""
     text, keys = str(error), []
@@ -72,7 +83,7 @@ def refusal(stage: str, error: BaseException) -> dict[str, Any]:
     elif " not in 'emb_dim'" in text:
         keys = [text.split("'")[1]]
         text = f"'{keys[0]}' is not one of its keys"
-    text = " ".join(text.split())
+    text = " ".join(without_frames(text).split())
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
     return {"stage": stage, "kind": type(error).__name__, "text": text, "keys": keys}
 
