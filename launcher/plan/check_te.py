@@ -177,6 +177,25 @@ def _copies(case: Case, plan: MeshPlan) -> Iterator[Issue]:
         yield error("TE_DATA_AXIS", where, message, hint)
 
 
+def _gathers(plan: MeshPlan) -> Iterator[Issue]:
+    """Experts over four GPUs or more with nothing beside them (compiled: docs/plan.md)."""
+    ranks = plan.expert_parallel
+    if ranks < 4 or plan.size("fsdp") > 1:
+        return
+    message = (
+        f"expert {ranks} with fsdp 1: Transformer Engine's dense GEMMs gather the activations of all {ranks} ranks for the weights' "
+        "gradients (156 GB a step in one compiled for 8 H200s); with fsdp beside it none"
+    )
+    typed = [
+        f"type mesh.{part}.expert={sizes['expert'] // 2} mesh.{part}.fsdp=2"
+        for part, sizes in (("ici", plan.ici), ("dcn", plan.dcn))
+        if sizes["expert"] % 2 == 0
+    ]
+    yield warning(
+        "TE_EP_GATHERS", "mesh.ici.fsdp", message, typed[0] if typed else "give some of the ranks to mesh.ici.fsdp"
+    )
+
+
 def mesh(case: Case) -> Iterator[Issue]:
     """EP groups of two and more ranks, only FSDP and EP beside them, all inside one NVLink domain."""
     plan = case.mesh
@@ -215,19 +234,7 @@ def mesh(case: Case) -> Iterator[Issue]:
             message,
             f"type mesh.dcn.expert=1 mesh.dcn.fsdp={plan.size('fsdp') // plan.ici['fsdp'] * plan.dcn['expert']}",
         )
-    if plan.expert_parallel >= 4 and plan.size("fsdp") == 1:
-        message = (
-            f"expert {plan.expert_parallel} with fsdp 1: Transformer Engine's dense GEMMs gather the activations of all "
-            f"{plan.expert_parallel} ranks for the weights' gradients (156 GB a step in one compiled for 8 H200s); with fsdp beside it none"
-        )
-        part = "ici" if plan.ici["expert"] % 2 == 0 else "dcn"
-        sizes = plan.ici if part == "ici" else plan.dcn
-        yield warning(
-            "TE_EP_GATHERS",
-            "mesh.ici.fsdp",
-            message,
-            f"type mesh.{part}.expert={sizes['expert'] // 2} mesh.{part}.fsdp=2",
-        )
+    yield from _gathers(plan)
     if plan.expert_parallel > LARGEST_GROUP:
         message = f"expert groups of {plan.expert_parallel} ranks: NCCL EP was released for {LARGEST_GROUP} at most"
         yield warning("TE_EP_SIZE", "mesh.ici.expert", message, f"choose mesh.ici.expert={LARGEST_GROUP} or less")
