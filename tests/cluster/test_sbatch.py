@@ -102,8 +102,16 @@ def test_1024_gpus_are_placed_in_16_racks_of_16(racks: Cluster, tmp_path: Path) 
     ("words", "partition", "counts"),
     [
         # 36 nodes as three domains of 12 must not become two of 18: on two racks there is no room for them.
-        ("nodes=36 mesh.ici.data=3 mesh.ici.fsdp=2 mesh.dcn.data=3 mesh.dcn.fsdp=1", "main", None),
-        ("nodes=36 mesh.ici.data=3 mesh.ici.fsdp=2 mesh.dcn.data=3 mesh.dcn.fsdp=1", "cloud", [12, 12, 12]),
+        (
+            "nodes=36 mesh.ici.data=3 mesh.ici.fsdp=2 mesh.dcn.data=3 mesh.dcn.fsdp=1 trainer.workarounds=[te_data_axis]",
+            "main",
+            None,
+        ),
+        (
+            "nodes=36 mesh.ici.data=3 mesh.ici.fsdp=2 mesh.dcn.data=3 mesh.dcn.fsdp=1 trainer.workarounds=[te_data_axis]",
+            "cloud",
+            [12, 12, 12],
+        ),
         ("nodes=32 mesh.ici.fsdp=2 mesh.dcn.fsdp=8", "main", [16, 16]),
         (f"{S}.spare_nodes=2", "main", [17, 17]),
         (f"{S}.spare_nodes=4", "main", [18, 18]),
