@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.issue import Issue
-from launcher.node.trainer import TE_DATA_AXIS
+from launcher.node.trainer import TE_DATA_AXIS, WORKAROUNDS
 from launcher.plan.case import Case, Rule, error, note, shown, warning
 from launcher.plan.mesh import MeshPlan
 
@@ -172,7 +172,8 @@ def _copies(case: Case, plan: MeshPlan) -> Iterator[Issue]:
             f"data {copies}: MaxText 0.2.5 calls TE's block with fsdp as its only data axis, and the step cannot be traced "
             "(`cannot reshape array of shape ...`)"
         )
-        typed = f"trainer.workarounds=[{','.join([*allowed, TE_DATA_AXIS])}]"
+        known = [name for name in allowed if name in WORKAROUNDS]
+        typed = f"trainer.workarounds=[{','.join([*known, TE_DATA_AXIS])}]"
         hint = f"type {typed}, which changes those lines in the trainer, or {to_fsdp} where the weights divide by it"
         yield error("TE_DATA_AXIS", where, message, hint)
 

@@ -292,9 +292,8 @@ def _gathered(case: Case, outputs: float) -> tuple[float, float]:
     always do (compiled for 4 and 8 H200s).
     """
     mesh = case.mesh
-    if mesh is None or not case.values.text("quantization").startswith("te_") or mesh.expert_parallel == 1:
-        return 0.0, 0.0
-    if mesh.size("fsdp") > 1:
+    by_engine = case.values.text("quantization").startswith("te_")
+    if mesh is None or not by_engine or mesh.expert_parallel == 1 or mesh.size("fsdp") > 1:
         return 0.0, 0.0
     return traffic.split(outputs * mesh.expert_parallel, mesh.ici["expert"], mesh.dcn["expert"])
 

@@ -66,8 +66,8 @@ def seconds(life: Life) -> dict[str, float]:
 
 def _began(rows: Sequence[Row]) -> float | None:
     """When an ordinary step would have begun: MaxText prints the first line when the second step is done."""
-    timed = [row for row in rows if row.at is not None]
-    return timed[0].at - 2 * typical(timed) if timed and timed[0].at is not None else None
+    first = next((row.at for row in rows if row.at is not None), None)
+    return None if first is None else first - 2 * typical(rows)
 
 
 def typical(rows: Sequence[Row]) -> float:

@@ -115,6 +115,7 @@ ROWS = [
     Row("deepseek2_16b_16gpu", "", "TE_SOFTMAX_ROUTING", "moe.te_moe_block", "moe=dropless precision=bf16", W),
     Row(DSV3, "mesh.dcn.fsdp=1 mesh.dcn.data=2", "TE_DATA_AXIS", "mesh.dcn.data", "mesh.dcn.data=1 mesh.dcn.fsdp=2", message="cannot be traced"),
     Row("dsv3_1024gpu", "trainer.workarounds=[te_scan_constants]", "TE_DATA_AXIS", "mesh.dcn.data", "trainer.workarounds=[te_scan_constants,te_data_axis]"),
+    Row("dsv3_1024gpu", "trainer.workarounds=[te_data_axes]", "TE_DATA_AXIS", "mesh.dcn.data", "trainer.workarounds=[te_data_axis]"),
     Row("dsv3_1024gpu", "", "TE_COPIES_UNTRIED", "mesh.dcn.data", "moe=dropless", W, message="have not trained on GPUs yet"),
     Row("h200_moe_2gpu", "hardware.gpus_per_node=4 env.vars.XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=44 mesh.ici.data=2 trainer.workarounds=[te_data_axis]", "TE_DATA_AXIS", "mesh.ici.data", "mesh.ici.data=1 mesh.ici.fsdp=2", message="DuplicateSpecError"),
     Row("h200_moe_2gpu", "hardware.gpus_per_node=8 env.vars.XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=20 mesh.ici.expert=8", "TE_EP_GATHERS", "mesh.ici.fsdp", "mesh.ici.expert=4 mesh.ici.fsdp=2", W, message="gather the activations of all 8 ranks"),
