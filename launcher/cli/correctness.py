@@ -51,15 +51,15 @@ def _pair(options: argparse.Namespace) -> list[Point]:
     """The reference and what is tested, as they will be submitted. Raises Refused: every reason."""
     from launcher.cli.composing import composer_of, planned, sound
     from launcher.render.bundle import render
-    from launcher.report.correctness import REFERENCE, SMALL
+    from launcher.report.correctness import REFERENCE, SMALL, UNHEALED
 
     composer, words = composer_of(options), list(options.overrides)
     asked = planned(composer, words)
     hardware = asked.experiment.hardware
+    typed, given = {word.lstrip("+").partition("=")[0] for word in words}, [*UNHEALED]
     if not options.as_is and hardware.platform != "cpu":
-        typed = {word.lstrip("+").partition("=")[0] for word in words}
-        small = [*SMALL, f"mesh.ici.expert={hardware.gpus_per_node}"]
-        words = [*words, *(word for word in small if word.lstrip("+").partition("=")[0] not in typed)]
+        given += [*SMALL, f"mesh.ici.expert={hardware.gpus_per_node}"]
+    words = [*words, *(word for word in given if word.lstrip("+").partition("=")[0] not in typed)]
     found: list[tuple[Plan, Bundle]] = []
     for role, more, what in (("exact", REFERENCE, "every expert for every token"), ("fast", (), "its own MoE path")):
         own = [word for word in words if word.partition("=")[0] != "moe"] if more else words

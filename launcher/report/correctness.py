@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 REFERENCE = ("moe=dense", "precision.quantization=null", "precision.te_gmm_quantization=null")
 """What turns an experiment into its reference."""
 
+UNHEALED = ("monitor.nan=warn",)
+"""A loss that is no number is the verdict: a rollback would train on with other data, and nothing could be judged."""
+
 SMALL = (
     "+model.overrides.base_num_decoder_layers=4", "+model.overrides.base_emb_dim=1024", "+model.overrides.base_mlp_dim=512",
     "+model.overrides.base_moe_mlp_dim=512", "+model.overrides.num_experts=16", "+model.overrides.vocab_size=8192",

@@ -4,6 +4,7 @@ The exact path's loss falls; another one's is off by the share in $OFF, does not
 """
 
 import json
+import math
 import os
 import sys
 import time
@@ -26,6 +27,8 @@ for step in range(int(keys["steps"])):
         f"Tokens/s/device: 64.0, total_weights: 128, loss: {loss:.3f}",
         flush=True,
     )
+    if math.isnan(loss) and step == 5:
+        time.sleep(2)  # the monitor has all the time to see it
     if file:
         with open(file, "a", encoding="utf-8") as metrics:
             entry = {"step": step, "learning/loss": loss, "learning/raw_grad_norm": 1.0 + step / 100}
