@@ -3,8 +3,8 @@
     python -m benchmarks.h200 --runs DIR --seconds 560 --out DIR     # typed again it goes on
 
 Everything is kept in the runs' folders; `--out` gets an archive of what this call ran (logs, metrics, plans, no
-checkpoints), one of its profiles, and times.jsonl: when each command was typed and when it ended. Needs a machine that passes
-`python -m launcher doctor`.
+checkpoints), one of its profiles, times.jsonl: when each command was typed and when it ended, and node.txt: what `preflight node`
+measured before the first run. Needs a machine that passes `python -m launcher doctor`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tarfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from launcher.node import environment, launch
 QUEUE = Path(__file__).with_name("queue.toml")
 ROUNDS = 3
 HAND = "_hand"
+NODE = "node.txt"
 DROPPED = {".cache", ".lock", "checkpoints", "node", "table.sqlite"}
 """Of a run's folder, what an archive does not need: `node` is the launcher's own, the table is made anew."""
 TYPICAL_S = 100.0
@@ -185,14 +186,25 @@ def kept(runs: Path, since: float, out: Path) -> None:
         path = Path(info.name)
         return None if path.name in DROPPED or ("output" in path.parts and info.isfile()) else info
 
+    number = len(list(out.glob("runs*.tar.xz"))) + 1  # an earlier call's archives in the same folder stay
+    last = "" if number == 1 else str(number)
     fresh = [path for path in sorted(runs.iterdir()) if path.stat().st_mtime >= since and path.name != ".cache"]
-    with tarfile.open(out / "runs.tar.xz", "w:xz") as archive:
+    with tarfile.open(out / f"runs{last}.tar.xz", "x:xz") as archive:
         for path in fresh:
             archive.add(path, arcname=path.name, filter=wanted)
-    with tarfile.open(out / "profiles.tar.gz", "w:gz") as archive:  # gz: they can be large, and there is no time
+    with tarfile.open(out / f"profiles{last}.tar.gz", "x:gz") as archive:  # gz: they can be large, and there is no time
         for path in fresh:
             for profile in sorted(path.rglob("*.xplane.pb")):
                 archive.add(profile, arcname=str(profile.relative_to(runs)))
+
+
+def examined(runs: Path, words: Iterable[str]) -> str:
+    """node.txt: what `preflight node` says of this machine, written before the first run."""
+    path = runs / NODE
+    if not path.exists():
+        command = [sys.executable, "-m", "launcher", "preflight", "node", *words]
+        path.write_bytes(subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False).stdout)
+    return path.read_text(encoding="utf-8")
 
 
 class Sitting:
@@ -248,6 +260,8 @@ def main() -> int:
     options.runs.mkdir(parents=True, exist_ok=True)
     options.out.mkdir(parents=True, exist_ok=True)
     sitting = Sitting(options.runs)
+    if left := sitting.left(options.queue, options.block):
+        print(examined(options.runs, left[0].words), end="", flush=True)
     for job in sitting.left(options.queue, options.block):
         rest = options.seconds - (time.time() - begun) - ENDING_S
         if rest < sitting.expected(job):
@@ -255,7 +269,8 @@ def main() -> int:
         told = sitting.run(job, rest)
         print(f"{time.time() - begun:6.1f} s  {told}", flush=True)
     kept(options.runs, begun, options.out)
-    shutil.copy(sitting.times, options.out / "times.jsonl")
+    for path in filter(Path.exists, (sitting.times, options.runs / NODE)):
+        shutil.copy(path, options.out)
     left = sitting.left(options.queue, options.block)
     print(f"{len(left)} runs left", flush=True)
     return 3 if left else 0

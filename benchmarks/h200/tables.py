@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.h200.__main__ import QUEUE, jobs
+from benchmarks.h200.__main__ import NODE, QUEUE, jobs
 from launcher.config.compose import Composer
 from launcher.plan.plan import make
 from launcher.report import trace_file
@@ -37,6 +37,7 @@ AOT = Path(__file__).with_name("aot.json")
 """Row -> device, arguments, temporary, host: bytes that XLA's compiler gave the row's train step, for an H200 (jaxlib 0.12.0.1).
 flows: kind of collective -> its calls in a step, and bytes that one GPU sends over NVLink."""
 HAND = "_hand"
+MATMUL = re.compile(r"matmul_tflops ([\d.]+)")
 DROPPED = re.compile(r"dropped (\d+) of (\d+) by a capacity of \d+")
 
 
@@ -54,8 +55,11 @@ def unpacked(runs: Path) -> Iterator[Path]:
 def read(runs: Path, matmul: float) -> dict[str, Any]:
     """Every row of times.jsonl with its rounds, in order, and what the launcher costs where a row was also started by hand.
 
-    matmul: TFLOPS of a bf16 product on that GPU.
+    matmul: TFLOPS of a bf16 product on that GPU, where the sitting has no node.txt.
     """
+    node = runs / NODE
+    told = MATMUL.search(node.read_text(encoding="utf-8")) if node.exists() else None
+    matmul = float(told[1]) if told else matmul
     times = [json.loads(line) for line in (runs / "times.jsonl").read_text(encoding="utf-8").splitlines()]
     found = {run.record["experiment"]: run for run in store.all_runs(runs)}
     found |= {run.name: run for run in store.all_runs(runs)}
@@ -330,25 +334,34 @@ def size_table() -> str:
     return "\n".join(lines)
 
 
+def shown(*tables: str) -> None:
+    """Prints those that have a line under their heading."""
+    for table in tables:
+        if table.count("\n") > 1:
+            print(table, end="\n\n")
+
+
 def main() -> int:
     """Prints the tables."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.h200.tables", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("runs", type=Path, nargs="*")
-    parser.add_argument("--matmul", type=float, default=819.1, help="TFLOPS of a bf16 product there (preflight node)")
+    parser.add_argument(
+        "--matmul", type=float, default=819.1, help="TFLOPS of a bf16 product, for a sitting without node.txt"
+    )
     parser.add_argument("--trace", action="append", default=[], metavar="ROW=FILE")
     parser.add_argument("--sizes", action="store_true", help="what is foreseen for four and eight GPUs")
     options = parser.parse_args()
     for archive in options.runs:
         with unpacked(archive) as runs:
             found = read(runs, options.matmul)
-        print(speed_table(found), memory_table(found), start_table(found), piece_table(found), sep="\n\n", end="\n\n")
+        shown(speed_table(found), memory_table(found), start_table(found), piece_table(found))
     if options.sizes:
-        print(size_table())
+        shown(size_table())
     if options.trace:
         profiles = profiled({row: Path(path) for row, _, path in (word.partition("=") for word in options.trace)})
-        print(kernel_table(profiles), collective_table(profiles), sep="\n\n")
+        shown(kernel_table(profiles), collective_table(profiles))
     return 0
 
 

@@ -7,6 +7,7 @@ budgets and the record (decision.json) are the same.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,11 @@ from .failures import Finding, Signature, recognise
 from .launch import Launch, read_adjustments
 from .layout import AttemptFolder, RunFolder, checkpoints_folder
 from .policy import EXCLUDE, STOP, WARN
+
+_OF_THE_CODE = re.compile(
+    r"([\w.]+\.)?(ValueError|TypeError|KeyError|IndexError|AttributeError|NameError|AssertionError|NotImplementedError)\b"
+)
+"""What a program says of itself and not of its machine (OSError, RuntimeError, XlaRuntimeError)."""
 
 Suffice = Callable[[Collection[str]], bool]
 """Whether the nodes suffice without these."""
@@ -155,6 +161,8 @@ def _final(submission: Submission, attempt: AttemptFolder, end: End, found: Opti
         return "these nodes cannot run it"
     if found is not None and found.signature is not None and found.signature.action == "stop":
         return f"no retry helps ({found.signature.name}: {found.signature.cause})"
+    if _is_repeated(submission, attempt, found):
+        return "no retry helps (the attempt before died of the same words, no step in either)"
     overflow = submission.launch.overflow
     if end.code == Code.OVERFLOW and overflow != WARN and not _was_adjusted(submission.run, attempt):
         left = "is left to a person (monitor.overflow=stop)" if overflow == STOP else "was not set"
@@ -162,6 +170,18 @@ def _final(submission: Submission, attempt: AttemptFolder, end: End, found: Opti
     if end.code == Code.DIVERGED and not _was_adjusted(submission.run, attempt):
         return "to go back to an earlier checkpoint is left to a person"
     return ""
+
+
+def _is_repeated(submission: Submission, attempt: AttemptFolder, found: Optional[Finding]) -> bool:
+    """Whether the attempt before made no step either and died of the same error of Python's: the same code on the same configuration."""
+    if found is None or found.signature is not None or not _OF_THE_CODE.match(found.line):
+        return False
+    if attempt.number == submission.first or _was_adjusted(submission.run, attempt):
+        return False
+    before = submission.run.attempt(attempt.number - 1)
+    line = ((read_object(history.decision_file(before)) or {}).get("cause") or {}).get("line")
+    steps = [(read_object(one.result()) or {}).get("last_step") for one in (before, attempt)]
+    return line == found.line and steps == [None, None]
 
 
 def _was_adjusted(run: RunFolder, attempt: AttemptFolder) -> bool:

@@ -24,7 +24,7 @@ _CONFIG_ERROR = re.compile(r"MAXTEXT CONFIG ERROR: (.*)")  # configs/pyconfig.py
 _UNKNOWN_KEY = re.compile(r"('[^']*') not in '")  # the list of the 2,000 keys that it knows follows
 
 # What no retry with the same configuration cures, as long as no step was completed. Sources: maxtext 0.2.5
-# utils/max_utils.py (mesh, TE start), types.py; jaxlib's parse_flags_from_env.cc; Python's -m; jax's pjit.
+# utils/max_utils.py (mesh, TE start), types.py, layers/quantizations.py; jaxlib's parse_flags_from_env.cc; Python's -m; jax's pjit.
 _REFUSALS = re.compile(
     r"Unknown flags? in XLA_FLAGS"
     r"|Number of devices per slice \d+ does not match"
@@ -39,6 +39,7 @@ _REFUSALS = re.compile(
     r"|IndivisibleError"
     r"|No module named (?!'transformer_engine')"
     r"|is not compatible with the stored shape"
+    r"|Einsum is not yet supported for TransformerEngine quantization"
     rf"|^{re.escape(REFUSES)}"
 )
 # Exceptions that stand in a chain with the real one and hide it: MaxText's utils/max_utils.py wraps the whole training

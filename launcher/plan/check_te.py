@@ -333,6 +333,21 @@ def quantizations(case: Case) -> Iterator[Issue]:
             yield error("PRECISION_HARDWARE", case.field(key), message, f"type {ways}{case.typed(key, other)}")
 
 
+def einsum(case: Case) -> Iterator[Issue]:
+    """MaxText's experts with a capacity are einsums, which no quantization of TE has, te_no_quant neither (MaxText 0.2.5; on an H200)."""
+    quantization = case.values.text("quantization")
+    dense = case.shape.moe and not case.te and not case.values.flag("sparse_matmul")
+    if not case.cpu and dense and quantization.startswith("te_"):
+        message = (
+            f"quantization={quantization} with the experts of moe=capacity: MaxText stops with "
+            '"Einsum is not yet supported for TransformerEngine quantization"'
+        )
+        ways = "or moe=te, or moe=dropless, whose experts stay in bfloat16"
+        yield error(
+            "TE_NO_EINSUM", case.field("quantization"), message, f"type {case.typed('quantization', None)}, {ways}"
+        )
+
+
 def leftovers(case: Case) -> Iterator[Issue]:
     """TE's settings without TE's block do nothing; TE's attention on a CPU does not exist."""
     if case.values.text("te_gmm_quantization") and not case.values.flag("te_moe_block"):
@@ -349,4 +364,4 @@ def leftovers(case: Case) -> Iterator[Issue]:
         yield error("TE_ON_CPU", case.field("attention"), message, f"type {case.typed('attention', 'dot_product')}")
 
 
-RULES: tuple[Rule, ...] = (block, quantizations, leftovers)
+RULES: tuple[Rule, ...] = (block, quantizations, einsum, leftovers)

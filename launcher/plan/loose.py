@@ -1,7 +1,7 @@
 """What XLA keeps of layers that are not in a loop: inputs and output gradients of the weights of every layer.
 
 The gradient of a weight is computed from its layer's input and from the gradient of its output. Nothing but the optimizer reads
-it, so XLA's latency hiding scheduler, which is on unless it is switched off, puts it last, behind the exchanges of all
+it, so XLA's latency hiding scheduler, where it is on (`scheduled`), puts it last, behind the exchanges of all
 layers: at the peak those inputs and output gradients of every layer are there together, under remat=full too (the layer was
 computed again to get them). In a loop a layer's body ends before the next begins, and they are one layer's. Read in XLA's
 list of what is alive at the peak (h200_moe_2gpu, jaxlib 0.12.0.1): of each of the three MoE layers the dispatched tokens, the
@@ -33,9 +33,18 @@ class Layers:
         return self.dense + self.moe > 0
 
 
+def scheduled(case: Case) -> bool:
+    """Is XLA's latency hiding scheduler on? By itself it is off in a step without exchange, and in one with ragged-all-to-all.
+
+    There the compiled step, its memory and its time were the same with the flag left out and with false (one H200; two, moe=dropless).
+    """
+    ragged = case.shape.moe and not case.te and case.values.flag("sparse_matmul") and case.size("expert") > 1
+    return bool(case.xla(SCHEDULER, not ragged and (case.mesh is None or case.mesh.gpus > 1)))
+
+
 def layers(case: Case) -> Layers:
     """All of them with scan_layers=false; else a stack of one layer, whose loop XLA takes away; none with the scheduler off."""
-    if case.cpu or not case.xla(SCHEDULER, True):
+    if case.cpu or not scheduled(case):
         return Layers(0, 0)
     shape = case.shape
     moe = shape.moe_layers if shape.moe else 0

@@ -238,19 +238,35 @@ def _put_off(case: Case, at: loose.Layers, kept: float) -> dict[str, float]:
     return {name: size for name, size in parts.items() if size}
 
 
+def _in_order(case: Case, factors: Mapping[str, float], kept: float) -> dict[str, float]:
+    """Without a loop and a scheduler, layer by layer: the larger of the backward pass's begin and end.
+
+    At its begin all that the policy keeps is there, and of one layer its gradients, and its tensors that are kept already; at its end all
+    gradients, and nothing kept but the layers' inputs. kept: bytes of the kept tensors but those inputs.
+    """
+    parts = _parts(case, {**factors, **constants()["in_order"]})
+    gradients = parts.pop("gradients")
+    if kept <= gradients:
+        return {"gradients": gradients - kept, **parts}
+    own = [name for key, name in NAMES.items() if key in (*OF_MLP, "tokens") and name in parts]
+    share = min((kept - gradients) / case.shape.layers / (sum(parts[name] for name in own) or 1.0), 1.0)
+    return {name: size * (1 - share) if name in own else size for name, size in parts.items()}
+
+
 def held(case: Case, factors: Mapping[str, float]) -> dict[str, float]:
     """Bytes of what is alive at the peak beside state and kept activations.
 
     Layers in a loop: everything by the fitted factors. Without a loop: the larger of the same without the copy of the weights that
-    a loop wants (stacked by layer), and of what waits for the gradients of the weights, beside one layer's exchange.
+    a loop wants (stacked by layer), and of what waits for the gradients of the weights, beside one layer's exchange. With the
+    scheduler off nothing waits (`_in_order`).
     """
     at, table = loose.layers(case), constants()
     if case.values.flag("scan_layers"):
         return _parts(case, factors) | _put_off(case, at, 0.0)
+    kept = sum(k.bytes for k in activations.kept(case) if k.where == "device" and k.name != "decoder_layer_input")
     first = _parts(case, {**factors, **table["unrolled"]})
     if not at.any:
-        return first
-    kept = sum(k.bytes for k in activations.kept(case) if k.where == "device" and k.name != "decoder_layer_input")
+        return first if loose.scheduled(case) else _in_order(case, factors, kept)
     beside = {**table["beside"], "scores": factors["scores"]}
     if loose.early(case, scores(case)):
         # The capacity path gathers the experts of all ranks.
@@ -291,10 +307,14 @@ def masks(case: Case) -> float:
 
 
 def ragged(case: Case) -> float:
-    """Bytes of one masked copy [local experts, rows, width] by which XLA computes jax.lax.ragged_dot where it has no kernel for it."""
+    """Bytes of one masked copy [local experts, rows, width] by which XLA computes jax.lax.ragged_dot where it has no kernel for it.
+
+    Four are there at once with an exchange of tokens; three without, in XLA's list for one GPU, so then it is three quarters.
+    """
     shape = case.shape
+    share = 1.0 if case.size("expert") > 1 else 0.75
     local = shape.experts / case.size("expert")
-    return activations.expert_rows(case) * local * max(shape.moe_in, shape.moe_mlp) * activations.width(case)
+    return share * activations.expert_rows(case) * local * max(shape.moe_in, shape.moe_mlp) * activations.width(case)
 
 
 def fraction(case: Case) -> float:

@@ -145,6 +145,18 @@ def floor(work: Work, hardware: Hardware) -> float:
     )
 
 
+def masked_rate(width: int, given: Mapping[str, float]) -> float:
+    """Share of the bf16 peak of ragged_dot's masked products in a model of that width: between two that were measured, by 1 / width.
+
+    >>> ends = {"masked": 0.4, "masked_width": 2048, "masked_wide": 0.8, "masked_wide_width": 8192}
+    >>> [round(masked_rate(width, ends), 2) for width in (1024, 2048, 4096, 8192, 16384)]
+    [0.4, 0.4, 0.6, 0.8, 0.8]
+    """
+    narrow, wide = 1 / given["masked_width"], 1 / given["masked_wide_width"]
+    share = min(max((narrow - 1 / width) / (narrow - wide), 0.0), 1.0)
+    return 1 / ((1 - share) / given["masked"] + share / given["masked_wide"])
+
+
 def terms(work: Work, hardware: Hardware, given: Mapping[str, float]) -> dict[str, float]:
     """Seconds of each term. `given`: fitted and fixed numbers by name (throughput.toml)."""
     f = work.flops
@@ -165,7 +177,8 @@ def terms(work: Work, hardware: Hardware, given: Mapping[str, float]) -> dict[st
         return max(pair[0] / nvlink if nvlink else 0.0, pair[1] / network if network else 0.0)
 
     found = {
-        "expert GEMM": work.masked / (bf16 * given["masked"]) + given["masked_passes"] * work.masked_bytes / memory_rate
+        "expert GEMM": work.masked / (bf16 * masked_rate(work.emb, given))
+        + given["masked_passes"] * work.masked_bytes / memory_rate
         if work.masked
         else f["experts"] * again("experts") / (peak(hardware, work.experts) * experts),
         "dense GEMM": sum(f[n] * again(n) for n in WEIGHTS) / (peak(hardware, work.dense) * dense)

@@ -137,6 +137,25 @@ def test_an_unknown_failure_says_so(case):
     assert kept["cause"]["who"] == "rank 3"
 
 
+@pytest.mark.parametrize(
+    ("lines", "step", "action"),
+    [
+        (("ValueError: no such einsum", "ValueError: no such einsum"), None, "stop"),
+        (("jax.errors.KeyError: 'a'", "jax.errors.KeyError: 'a'"), None, "stop"),
+        (("ValueError: no such einsum", "ValueError: another"), None, "restart"),
+        (("ValueError: no such einsum", "ValueError: no such einsum"), 3, "restart"),  # it trained before
+        (("RuntimeError: link down", "RuntimeError: link down"), None, "restart"),
+        (("OSError: [Errno 5] Input/output error", "OSError: [Errno 5] Input/output error"), None, "restart"),
+    ],
+)
+def test_what_a_program_says_twice_before_a_step_is_not_tried_again(case, lines, step, action):
+    for number, line in enumerate(lines, start=1):
+        decision, _ = case.end(End(1, DIED), "Traceback (most recent call last):", line, number=number, last_step=step)
+        assert decision.action.value == (action if number == 2 else "restart")
+    assert ("no retry helps" in decision.reason) is (action == "stop")
+    assert DIED in decision.reason
+
+
 @pytest.mark.parametrize("code", [0, 75, 77, 78, 79])
 def test_a_code_of_ours_is_not_looked_up(case, code):
     line = next(row.example for row in ROWS if row.action == "stop")

@@ -144,6 +144,7 @@ ROWS = [
     Row(DSV3, "moe=dropless model.name=mixtral-8x7b model.overrides.base_mlp_dim=7168", "MOE_MLP_DIM", "model.overrides.base_mlp_dim", "model.overrides.base_mlp_dim=14336"),
     Row(DSV3, "moe=dropless model.name=gpt-oss-120b moe.sparse_matmul=false moe.capacity_factor=1", "MOE_GPT_OSS_CAPACITY", "moe.capacity_factor", "moe.capacity_factor=-1"),
     Row(DSV3, "moe=dropless +maxtext.shard_exp_on_fsdp=true +maxtext.use_2d_fsdp_sharding=true", "MOE_SHARDING_TWICE", "maxtext.use_2d_fsdp_sharding", "maxtext.use_2d_fsdp_sharding=false"),
+    Row(DSV3, "moe=capacity", "TE_NO_EINSUM", "precision.quantization", "precision.quantization=null"),
     Row(TINY, "precision.te_gmm_quantization=te_no_quant", "TE_GMM_UNUSED", "precision.te_gmm_quantization", "precision.te_gmm_quantization=null", N),
     # remat
     Row(DSV3, "remat.moe_mlpwi_0=offload", "REMAT_NO_SUCH_TENSOR", "remat.moe_mlpwi_0", "remat.moe_mlpwi_0=null remat.context=offload", W),

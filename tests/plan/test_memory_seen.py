@@ -62,6 +62,29 @@ def test_layers_outside_a_loop() -> None:
     assert loose.layers(case("+exp=dsv3_128gpu", "trainer.scan_layers=false")) == loose.Layers(3, 58)
 
 
+def test_where_xla_switches_its_scheduler_on_by_itself() -> None:
+    """docs/h200.md: the compiled step with the flag left out is that with true (two GPUs) or with false (the others)."""
+    two = ("moe=dropless", "precision=bf16")
+    assert loose.scheduled(case(TE))
+    assert loose.scheduled(case(TE, "moe=capacity", "precision=bf16"))
+    assert not loose.scheduled(case("+exp=h200_moe_1gpu"))
+    assert not loose.scheduled(case(TE, *two))
+    assert loose.scheduled(case(TE, *two, OFF.replace("false", "true")))
+    assert not loose.scheduled(case(TE, OFF))
+
+
+def test_in_order_a_kept_tensor_is_the_layers_own() -> None:
+    """By hand for remat=minimal on one GPU: what is kept beyond the gradients (0.7 x 11.1 GiB) spares a fourth of itself, in four layers."""
+    one = "+exp=h200_moe_1gpu"
+    full, minimal = estimate(one), estimate(one, "remat=minimal")
+    gradients = 0.7 * next(part.bytes for part in full.state if part.name == "weights")
+    assert working(one)["gradients"] == pytest.approx(gradients, rel=1e-6)
+    assert "gradients" not in working(one, "remat=minimal")
+    kept = minimal.kept_bytes - full.kept_bytes
+    spared = full.working_bytes - gradients - minimal.working_bytes
+    assert spared == pytest.approx((kept - gradients) / 4, rel=1e-6)
+
+
 def test_attention_widths_by_hand() -> None:
     """DeepSeek-V3's latent attention and Mixtral's grouped one, in elements a token."""
     latent = 7168 + 2 * 1536 + 128 * 192 + 2 * 512 + 64 + 128 * 256 + 128 * 128 + 7168
