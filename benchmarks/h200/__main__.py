@@ -256,6 +256,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, required=True, help="start nothing that would not end within them")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    there = [block["name"] for block in tomllib.loads(options.queue.read_text(encoding="utf-8"))["block"]]
+    if unknown := [name for name in options.block if name not in there]:
+        parser.error(f"there is no block {', '.join(unknown)} in {options.queue.name}; there are: {', '.join(there)}")
     begun = time.time()
     options.runs.mkdir(parents=True, exist_ok=True)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -354,6 +354,8 @@ def main() -> int:
     parser.add_argument("--sizes", action="store_true", help="what is foreseen for four and eight GPUs")
     options = parser.parse_args()
     for archive in options.runs:
+        if not archive.exists():
+            parser.error(f"there is no {archive}; recorded sittings are in tests/data/h200")
         with unpacked(archive) as runs:
             found = read(runs, options.matmul)
         shown(speed_table(found), memory_table(found), start_table(found), piece_table(found))

@@ -212,9 +212,13 @@ OF_MLP = ("rows", "inner", "masks", "ragged")
 """Those of a layer's MLP or experts: not there while its attention computes."""
 
 
+def _names(case: Case) -> Mapping[str, str]:
+    return NAMES if case.shape.moe else {**NAMES, "rows": "MLP input", "inner": "MLP"}
+
+
 def _parts(case: Case, factors: Mapping[str, float]) -> dict[str, float]:
     """Factors times quantities; of attention's scores and of what the MLP needs only the larger, since they take turns."""
-    names = NAMES if case.shape.moe else {**NAMES, "rows": "MLP input", "inner": "MLP"}
+    names = _names(case)
     size = {key: factors[key] * value for key, value in quantities(case).items() if key in factors}
     turn = sum(size.get(key, 0.0) for key in OF_MLP)
     attention = size.get("scores", 0.0) > turn
@@ -248,7 +252,7 @@ def _in_order(case: Case, factors: Mapping[str, float], kept: float) -> dict[str
     gradients = parts.pop("gradients")
     if kept <= gradients:
         return {"gradients": gradients - kept, **parts}
-    own = [name for key, name in NAMES.items() if key in (*OF_MLP, "tokens") and name in parts]
+    own = [name for key, name in _names(case).items() if key in (*OF_MLP, "tokens") and name in parts]
     share = min((kept - gradients) / case.shape.layers / (sum(parts[name] for name in own) or 1.0), 1.0)
     return {name: size * (1 - share) if name in own else size for name, size in parts.items()}
 
@@ -266,7 +270,7 @@ def held(case: Case, factors: Mapping[str, float]) -> dict[str, float]:
     kept = sum(k.bytes for k in activations.kept(case) if k.where == "device" and k.name != "decoder_layer_input")
     first = _parts(case, {**factors, **table["unrolled"]})
     if not at.any:
-        return first if loose.scheduled(case) else _in_order(case, factors, kept)
+        return first if case.cpu or loose.scheduled(case) else _in_order(case, factors, kept)
     beside = {**table["beside"], "scores": factors["scores"]}
     if loose.early(case, scores(case)):
         # The capacity path gathers the experts of all ranks.

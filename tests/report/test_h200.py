@@ -6,6 +6,7 @@ import contextlib
 import csv
 import importlib.util
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -328,6 +329,25 @@ def test_a_second_call_keeps_the_archives_of_the_first(tmp_path: Path) -> None:
     assert "one_1/run.json" in told["runs.tar.xz"]
     assert "two_1/run.json" in told["runs2.tar.xz"]
     assert told["profiles2.tar.gz"][-1] == "two_1/output/t.xplane.pb"
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "told"),
+    [
+        (
+            "benchmarks.h200",
+            ["--runs", "r", "--out", "o", "--seconds", "9", "--block", "aloen"],
+            "there are: paths, widths",
+        ),
+        ("benchmarks.h200.tables", ["tests/data/h200/siting3.tar.xz"], "recorded sittings are in tests/data/h200"),
+    ],
+)
+def test_a_slip_is_told_before_anything_runs(module: str, words: list[str], told: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", module, *words]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert told in done.stderr
 
 
 def test_the_machine_is_examined_once(tmp_path: Path) -> None:
