@@ -34,8 +34,8 @@ from launcher.runs import events, first_step, store
 
 GIB = 1 << 30
 AOT = Path(__file__).with_name("aot.json")
-"""Row -> device, arguments, temporary, host: bytes that XLA's compiler gave the row's train step, for an H200 (jaxlib 0.12.0.1).
-flows: kind of collective -> its calls in a step, and bytes that one GPU sends over NVLink."""
+"""Row -> device, arguments, temporary, host: bytes that XLA's compiler gave the row's train step, for an H200: by jaxlib 0.12.0.1,
+the one_ rows by 0.11.2, which ran. flows: kind of collective -> its calls in a step, and bytes that one GPU sends over NVLink."""
 HAND = "_hand"
 MATMUL = re.compile(r"matmul_tflops ([\d.]+)")
 DROPPED = re.compile(r"dropped (\d+) of (\d+) by a capacity of \d+")

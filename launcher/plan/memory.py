@@ -219,6 +219,8 @@ def _names(case: Case) -> Mapping[str, str]:
 def _parts(case: Case, factors: Mapping[str, float]) -> dict[str, float]:
     """Factors times quantities; of attention's scores and of what the MLP needs only the larger, since they take turns."""
     names = _names(case)
+    if case.size("expert") == 1:
+        factors = {**factors, **constants()["no_exchange"]}
     size = {key: factors[key] * value for key, value in quantities(case).items() if key in factors}
     turn = sum(size.get(key, 0.0) for key in OF_MLP)
     attention = size.get("scores", 0.0) > turn
@@ -311,14 +313,10 @@ def masks(case: Case) -> float:
 
 
 def ragged(case: Case) -> float:
-    """Bytes of one masked copy [local experts, rows, width] by which XLA computes jax.lax.ragged_dot where it has no kernel for it.
-
-    Four are there at once with an exchange of tokens; three without, in XLA's list for one GPU, so then it is three quarters.
-    """
+    """Bytes of one masked copy [local experts, rows, width] by which XLA computes jax.lax.ragged_dot where it has no kernel for it."""
     shape = case.shape
-    share = 1.0 if case.size("expert") > 1 else 0.75
     local = shape.experts / case.size("expert")
-    return share * activations.expert_rows(case) * local * max(shape.moe_in, shape.moe_mlp) * activations.width(case)
+    return activations.expert_rows(case) * local * max(shape.moe_in, shape.moe_mlp) * activations.width(case)
 
 
 def fraction(case: Case) -> float:
